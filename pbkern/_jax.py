@@ -74,11 +74,6 @@ def looks_for_bad_numbers() -> bool:
     return config.debug_nans.value or config.debug_infs.value
 
 
-def is_tracing() -> bool:
-    """Whether a function is being traced."""
-    return not core.trace_state_clean()
-
-
 def is_user_file(name: str) -> bool:
     """Whether a code object's file holds a user's code: not that of JAX, NumPy or pbkern."""
     return source_info_util.is_user_filename(name) and not name.startswith(

@@ -5,16 +5,13 @@ trace_kernel calls verify_blocks before it traces the body, and verify on the wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import jax
 import numpy as np
 from jax import lax
-from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError
-from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.jaxprs import equations
 from pbkern.dsl.kernel import Blocked, BlockMapping, Element, Kernel
 from pbkern.dsl.primitives.ref_access import Range, ref_access
 
@@ -269,7 +266,7 @@ def _verify_body(kernel: Kernel) -> None:
             why=f"takes {ref_types}, blocks {types}, {len(jaxpr.outvars)} results, {len(kernel.body.consts)} constants",
             hint="a body takes Refs (*inputs, *outputs, *scratch), returns nothing and has no array constants",
         )
-    for eqn in _equations(jaxpr):
+    for eqn in equations(jaxpr):
         _verify_equation(kernel, eqn)
 
 
@@ -316,10 +313,3 @@ def _verify_slices(kernel: Kernel, eqn, at) -> None:
                 + f" of {size} along axis {axis}",
                 hint="a shorter slice, or a masked load",
             )
-
-
-def _equations(jaxpr: jex.Jaxpr) -> Iterator:
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in inner_jaxprs(eqn):
-            yield from _equations(inner.jaxpr)

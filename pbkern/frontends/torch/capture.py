@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,16 +181,10 @@ def capture(
     """
     module = shapes.concrete(module, arguments)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    (output,) = [node for node in module.graph.nodes if node.op == "output"]
-    returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
-    result_nodes = list(
-        dict.fromkeys(
-            result
-            for result in returned
-            if isinstance(result, torch.fx.Node) and result not in placeholders
-        )
-    )
-    numbers: dict[torch.fx.Node, Any] = {}
+    returned = _returned(module)
+    results = dict.fromkeys(node for node in returned if isinstance(node, torch.fx.Node))
+    stored = [node for node in results if node not in placeholders]
+    places: dict[torch.fx.Node, Any] = {}
     checks: list[in_range.Check] = []
     draws = any(name_of(node.target) in RANDOM for node in module.graph.nodes)
     values = [
@@ -199,54 +193,64 @@ def capture(
         if isinstance(argument, torch.Tensor)
     ]
     orders = tuple(order_of(value) if strided else None for value in values)
-    lying = [
-        value if order is None else value.permute(order) for value, order in zip(values, orders)
-    ]
-    types = [
-        jax.ShapeDtypeStruct(tuple(map(int, tensor.shape)), numpy_dtype(tensor.dtype))
-        for tensor in lying
-    ]
 
     def run(*arrays: Any) -> list:
-        left = iter(
-            [
-                array if order is None else jax.numpy.transpose(array, inverse(order))
-                for array, order in zip(arrays, orders)
-            ]
+        tensors = (
+            array if order is None else jax.numpy.transpose(array, inverse(order))
+            for array, order in zip(arrays, orders)
         )
         env = {
-            placeholder: next(left) if isinstance(argument, torch.Tensor) else argument
+            placeholder: next(tensors) if isinstance(argument, torch.Tensor) else argument
             for placeholder, argument in zip(placeholders, arguments)
         }
         checks.clear()
         _Interpreter(
             module, arrays[-1] if draws else None, checks if checked else None, rounds
         ).fill(env)
-        outputs: list[Any] = []
-        for result in result_nodes:
-            if not hasattr(env[result], "dtype"):
-                numbers[result] = env[result]
-                continue
-            order = order_of(result.meta["val"]) if strided else None
-            numbers[result] = ResultPlace(len(outputs), None if order is None else inverse(order))
-            outputs.append(
-                env[result] if order is None else jax.numpy.transpose(env[result], order)
-            )
+        outputs, places_of_outputs = _outputs(env, stored, strided)
+        places.update(places_of_outputs)
         return outputs
 
+    types = [_in_memory(value, order) for value, order in zip(values, orders)]
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(run)(*types, *([SEED] if draws else []))
-    jaxpr = _views_apart(jaxpr, numbers) if strided else jaxpr
-    numbers |= {placeholder: GraphArgument(k) for k, placeholder in enumerate(placeholders)}
+    jaxpr = _views_apart(jaxpr, places) if strided else jaxpr
+    places |= {placeholder: GraphArgument(k) for k, placeholder in enumerate(placeholders)}
     return CapturedGraph(
         jaxpr,
-        tuple(
-            numbers[result] if isinstance(result, torch.fx.Node) else result for result in returned
-        ),
+        tuple(places[node] if isinstance(node, torch.fx.Node) else node for node in returned),
         orders,
         draws,
         tuple(checks),
     )
+
+
+def _returned(module: torch.fx.GraphModule) -> Sequence[Any]:
+    """Nodes, and constants, that a graph returns."""
+    (output,) = [node for node in module.graph.nodes if node.op == "output"]
+    return output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
+
+
+def _in_memory(value: torch.Tensor, order: Sequence[int] | None) -> jax.ShapeDtypeStruct:
+    """The type of a tensor's elements in the order of dimensions that they have in memory."""
+    lying = value if order is None else value.permute(tuple(order))
+    return jax.ShapeDtypeStruct(tuple(map(int, lying.shape)), numpy_dtype(lying.dtype))
+
+
+def _outputs(
+    env: Mapping[torch.fx.Node, Any], nodes: Iterable[torch.fx.Node], strided: bool
+) -> tuple[list[Any], dict[torch.fx.Node, Any]]:
+    """(arrays that the jaxpr returns; result -> its place among them, or what it is if that is no array)."""
+    outputs: list[Any] = []
+    places: dict[torch.fx.Node, Any] = {}
+    for node in nodes:
+        if not hasattr(env[node], "dtype"):
+            places[node] = env[node]
+            continue
+        order = order_of(node.meta["val"]) if strided else None
+        places[node] = ResultPlace(len(outputs), None if order is None else inverse(order))
+        outputs.append(env[node] if order is None else jax.numpy.transpose(env[node], order))
+    return outputs, places
 
 
 def _views_apart(closed: jex.ClosedJaxpr, numbers: dict[torch.fx.Node, Any]) -> jex.ClosedJaxpr:

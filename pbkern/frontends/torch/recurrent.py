@@ -17,7 +17,6 @@ import torch.nn.functional as F
 STATE = "Tensor gates, Tensor hidden, Tensor cell, Tensor weight, Tensor bias, bool reverse"
 FORWARD = f"recur(str kind, {STATE}) -> (Tensor, Tensor, Tensor)"
 BACKWARD = f"recur_backward(str kind, Tensor gy, Tensor gh, Tensor gc, {STATE}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 Tensor = torch.Tensor
 
 

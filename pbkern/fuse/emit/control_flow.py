@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from jax.extend import core as jex
 
@@ -112,56 +114,85 @@ def _back_to_carries(
     return steps + late
 
 
-def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
-    params, body, rest = params_of(eqn), inner["jaxpr"], inner.get("rest")
-    n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
-    consts = [_operand(builder, var) for var in eqn.invars[:n_consts]]
-    xs = [_operand(builder, var) for var in eqn.invars[n_consts + n_carry :]]
-    ys = [builder.place(var) for var in eqn.outvars[n_carry:]]
-    x_types = [var.aval for var in body.jaxpr.invars[n_consts + n_carry :]]
-    y_types = [var.aval for var in body.jaxpr.outvars[n_carry:]]
+@dataclass(frozen=True)
+class _ScanSteps:
+    """Emits steps of a scan.
 
-    def at_step(wholes, avals, index: Affine) -> list[BufferView]:
-        index = index * -1 + (length - 1) if params["reverse"] else index
-        sizes = [math.prod(aval.shape) for aval in avals]
-        return [
-            BufferView(whole.buffer, array_type(aval), whole.offset + index * size)
-            for whole, aval, size in zip(wholes, avals, sizes)
-        ]
+    Attributes:
+      body: one step, or several together; rest: the steps that remain behind those, or None.
+      consts, xs, ys: views of the operands that never change, and of whole xs and ys.
+      length: steps of the scan; reverse: whether it begins at the end.
+    """
+
+    builder: Any
+    body: Inner
+    rest: Inner | None
+    consts: list[BufferView]
+    xs: list[BufferView]
+    ys: list[BufferView]
+    length: int
+    reverse: bool
 
     def step(
-        index: Affine | None, old: Sequence[BufferView], new: Sequence[BufferView | None]
+        self, index: Affine | None, old: Sequence[BufferView], new: Sequence[BufferView | None]
     ) -> tuple[list[Step], list[BufferView]]:
         """One step of the loop, or the remaining ones if the index is None."""
         if index is None:
-            assert rest is not None, "no steps remain"
-            done = turns * body.steps
-            ends = [
-                BufferView(
-                    view.buffer,
-                    array_type(array_aval(var)),
-                    view.offset + done * math.prod(array_aval(var).shape[1:]),
-                )
-                for view, var in zip(xs, rest.jaxpr.invars[n_consts + n_carry :])
-            ]
-            return run_inner(builder, rest, [*consts, *old, *ends], new)
-        arguments = [*consts, *old, *at_step(xs, x_types, index)]
-        return run_inner(builder, body, arguments, [*new, *at_step(ys, y_types, index)])
+            assert self.rest is not None, "no steps remain"
+            ends = self._ends(self.rest.jaxpr.invars[len(self.consts) + len(old) :])
+            return run_inner(self.builder, self.rest, [*self.consts, *old, *ends], new)
+        n_xs, n_ys = len(self.xs), len(self.ys)
+        jaxpr = self.body.jaxpr
+        xs = self._at_step(self.xs, jaxpr.invars[len(jaxpr.invars) - n_xs :], index)
+        ys = self._at_step(self.ys, jaxpr.outvars[len(jaxpr.outvars) - n_ys :], index)
+        return run_inner(self.builder, self.body, [*self.consts, *old, *xs], [*new, *ys])
 
-    counter, turns = builder.fresh("i"), length // body.steps
+    def _at_step(self, wholes: list[BufferView], elements, index: Affine) -> list[BufferView]:
+        index = index * -1 + (self.length - 1) if self.reverse else index
+        avals = [array_aval(var) for var in elements]
+        return [
+            BufferView(whole.buffer, array_type(aval), whole.offset + index * math.prod(aval.shape))
+            for whole, aval in zip(wholes, avals)
+        ]
+
+    def _ends(self, parts) -> list[BufferView]:
+        """The elements of xs that the remaining steps take."""
+        done = self.length // self.body.steps * self.body.steps
+        avals = [array_aval(var) for var in parts]
+        return [
+            BufferView(
+                view.buffer, array_type(aval), view.offset + done * math.prod(aval.shape[1:])
+            )
+            for view, aval in zip(self.xs, avals)
+        ]
+
+
+def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
+    params, body, rest = params_of(eqn), inner["jaxpr"], inner.get("rest")
+    n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
     firsts, carried = eqn.invars[n_consts : n_consts + n_carry], eqn.outvars[:n_carry]
+    scan = _ScanSteps(
+        builder,
+        body,
+        rest,
+        [_operand(builder, var) for var in eqn.invars[:n_consts]],
+        [_operand(builder, var) for var in eqn.invars[n_consts + n_carry :]],
+        [builder.place(var) for var in eqn.outvars[n_carry:]],
+        length,
+        params["reverse"],
+    )
+    counter, turns = builder.fresh("i"), length // body.steps
     updated = in_place(body)
     if not updated and turns and _can_alternate(body, n_consts, n_carry):
         old = [
             builder.typed(_operand(builder, first), var.aval) for first, var in zip(firsts, carried)
         ]
-        return _alternating(
-            builder, counter, turns, rest is not None, old, list(map(builder.place, carried)), step
-        )
+        new = list(map(builder.place, carried))
+        return _alternating(builder, counter, turns, rest is not None, old, new, scan.step)
     carries, before = _into_carries(builder, firsts, carried)
 
     def once(index: Affine | None) -> tuple[Step, ...]:
-        steps, views = step(index, carries, _places(body, carries, updated))
+        steps, views = scan.step(index, carries, _places(body, carries, updated))
         return (*steps, *_back_to_carries(builder, views[:n_carry], carries))
 
     last = once(None) if rest is not None else ()

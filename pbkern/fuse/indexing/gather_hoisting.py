@@ -20,6 +20,7 @@ from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace
+from pbkern.fuse.simplify.facts import Notes
 
 
 @dataclass(frozen=True)
@@ -81,23 +82,17 @@ class _Lookups:
 
     def __init__(self, wanted: set, limits: HoistGathers) -> None:
         self.wanted, self.limits = wanted, limits
-        self.makers: dict[int, tuple] = {}
+        self.notes = Notes()
 
     def note(self, eqn, operands):
         if eqn.primitive.multiple_results or not eqn.outvars[0].aval.shape:
             return None
-        value = eqn.primitive.bind(*operands, **eqn.params)
-        self.makers[id(value)] = (
-            value,
-            eqn,
-            operands,
-        )  # keeps the value alive, so that its id stays unique
-        return [value]
+        return self.notes.bound("maker", eqn, operands, eqn, operands)
 
     def gather(self, eqn, operands):
         """Before -> after: gather(f(x, broadcast(m), 2), i) -> f(gather(x, i), broadcast(m), 2)."""
         x, indices = operands
-        _, maker, first = self.makers.get(id(x), (None, None, ()))
+        maker, first = self.notes.find("maker", x) or (None, ())
         if eqn.invars[0] not in self.wanted:
             return self.note(eqn, operands)
         if maker is not None and maker.primitive.name == "gather":
@@ -105,7 +100,7 @@ class _Lookups:
             return self.note(eqn, operands) if both is None else [both]
         if eqn.outvars[0].aval.size > self.limits.largest_part * x.size:
             return None
-        pick = _Pick(eqn, indices, self.makers)
+        pick = _Pick(eqn, indices, self.notes)
         if pick.count(x) > self.limits.most_arrays:
             return None
         return [pick.inside(pick(x))]
@@ -168,15 +163,15 @@ def _same(x, y) -> bool:
 class _Pick:
     """One gather, applied to the arrays that its operand is computed from."""
 
-    def __init__(self, eqn, indices, makers: dict) -> None:
-        self.eqn, self.indices, self.makers, self.dims = eqn, indices, makers, result_dims(eqn)
+    def __init__(self, eqn, indices, notes: Notes) -> None:
+        self.eqn, self.indices, self.notes, self.dims = eqn, indices, notes, result_dims(eqn)
         self.source: tuple[int, ...] = eqn.invars[0].aval.shape
         self.shape: tuple[int, ...] = eqn.outvars[0].aval.shape
         self.known: dict[int, object] = {}
 
     def _maker(self, x) -> tuple | None:
         """(equation, operands) of arithmetic that can follow the gather."""
-        _, eqn, operands = self.makers.get(id(x), (None, None, ()))
+        eqn, operands = self.notes.find("maker", x) or (None, ())
         return (
             (eqn, operands)
             if eqn is not None and eqn.primitive.name in ELEMENTWISE and x.shape == self.source
@@ -185,7 +180,7 @@ class _Pick:
 
     def _repeated(self, x) -> tuple | None:
         """(array, its dimensions of the operand) if `x` repeats an array along everything that is looked up."""
-        _, eqn, operands = self.makers.get(id(x), (None, None, ()))
+        eqn, operands = self.notes.find("maker", x) or (None, ())
         array, dims = x, tuple(range(np.ndim(x)))
         if eqn is not None and eqn.primitive.name == "broadcast_in_dim" and len(operands) == 1:
             (array,), dims = operands, eqn.params["broadcast_dimensions"]

@@ -15,6 +15,7 @@ from jax.extend import core as jex
 
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
+from pbkern.fuse.simplify.facts import Notes
 
 Order = tuple[int, ...]
 
@@ -38,23 +39,17 @@ class _Transposes:
     """Remembers which value is a transpose of which other: value = transpose(base, order)."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[object, object, Order]] = {}
+        self.notes = Notes()
 
     def find(self, x) -> tuple[object, Order] | None:
-        entry = self.known.get(id(x))
-        return entry[1:] if entry else None
+        return self.notes.find("transposed", x)
 
     def transposed(self, base, order: Sequence[int]) -> list:
         order = tuple(int(dim) for dim in order)
         if order == tuple(range(len(order))):
             return [base]
         value = lax.transpose_p.bind(base, permutation=order)
-        self.known[id(value)] = (
-            value,
-            base,
-            order,
-        )  # keeps the value alive, so that its id stays unique
-        return [value]
+        return self.notes.note("transposed", value, base, order)
 
     def transpose(self, eqn, operands):
         base, order = self.find(operands[0]) or (operands[0], range(operands[0].ndim))

@@ -21,6 +21,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.jax_types import array_aval
 from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, pull, rules
 from pbkern.fuse.simplify.driver import retrace
+from pbkern.fuse.simplify.facts import Notes
 
 roll_p = jex.Primitive(
     "roll"
@@ -54,12 +55,11 @@ class _BorderWindows:
     """Rewrites that know which values are windows of another, and turn windows as large as their base into rolls."""
 
     def __init__(self) -> None:
-        self.known: dict[
-            int, tuple[object, _Window]
-        ] = {}  # by identity; keeps the value alive, so that its id stays unique
+        self.notes = Notes()
 
     def of(self, x) -> _Window:
-        return self.known[id(x)][1] if id(x) in self.known else _Window(x, (0,) * x.ndim, x.shape)
+        window = self.notes.find("window", x)
+        return window[0] if window else _Window(x, (0,) * x.ndim, x.shape)
 
     def replaced(self, eqn, operands, window: _Window) -> list:
         """The equation's results: a roll if the window has its base's shape."""
@@ -73,8 +73,7 @@ class _BorderWindows:
             result = roll_p.bind(base, starts=starts) if any(starts) else base
         else:
             result = eqn.primitive.bind(*operands, **eqn.params)
-        self.known[id(result)] = (result, window)
-        return [result]
+        return self.notes.note("window", result, window)
 
     def slice(self, eqn, operands):
         (x,), params = operands, eqn.params

@@ -366,10 +366,10 @@ def _two_product(b: Builder, x: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
     return product, b.fma(x, y, b.neg(product))
 
 
-def _fast_two_sum(b: Builder, x: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
-    """For |x| >= |y|."""
-    total = b.add(x, y)
-    return total, b.sub(y, b.sub(total, x))
+def sum_with_rest(b: Builder, large: Ssa, small: Ssa) -> tuple[Ssa, Ssa]:
+    """large + small, rounded, and what rounding took from it (T. J. Dekker, 1971)."""
+    total = b.add(large, small)
+    return total, b.sub(small, b.sub(total, large))
 
 
 def _log_double(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
@@ -388,11 +388,11 @@ def _log_double(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     low = b.fma(
         z, b.c(1.850371707708594e-17, "f64"), b.fma(z_low, b.c(1 / 3, "f64"), low)
     )  # 1/3 - fl(1/3)
-    high, low = _fast_two_sum(b, high, b.fma(b.mul(z, z), fit(b, z, "atanh_rest"), low))
+    high, low = sum_with_rest(b, high, b.fma(b.mul(z, z), fit(b, z, "atanh_rest"), low))
     two_s, two_s_low = b.add(s, s), b.add(s_low, s_low)
     p, p_low = _two_product(b, two_s, high)
     p_low = b.fma(two_s, low, b.fma(two_s_low, high, p_low))
-    q, q_low = _fast_two_sum(b, two_s, p)
+    q, q_low = sum_with_rest(b, two_s, p)
     q_low = b.add(q_low, b.add(p_low, two_s_low))
     n, n_low = _two_product(b, k, b.c(LN2[0], "f64"))
     n_low = b.fma(k, b.c(LN2[1], "f64"), n_low)
@@ -401,7 +401,7 @@ def _log_double(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     swap = b.cmp("eq", k, b.c(0, "f64"))
     large, less = b.select(swap, q, n), b.select(swap, n, q)
     error = b.sub(less, b.sub(total, large))
-    return _fast_two_sum(b, total, b.add(error, b.add(n_low, q_low)))
+    return sum_with_rest(b, total, b.add(error, b.add(n_low, q_low)))
 
 
 def _pow_f64(b: Builder, a: Ssa, y: Ssa) -> Ssa:

@@ -23,6 +23,8 @@ SYNTAX = {
     "vector.store": " %s, %s[%s]",
 }
 
+# The operation that calls a function of the module.
+CALL = "func.call"
 
 # Appends an operation with these parts and one result, and returns the result's name.
 Emit = Callable[..., str]
@@ -124,6 +126,11 @@ class Operation:
         return (self.syntax or "").strip()
 
     @property
+    def callee(self) -> str | None:
+        """The function that a call calls, by `call_syntax`; None for all other operations."""
+        return (self.syntax or "")[2:].partition("(")[0] if self.name == CALL else None
+
+    @property
     def indexes(self) -> bool:
         """Whether an operand stands in brackets, as the index of a read or write."""
         syntax = SYNTAX.get(self.name) if self.syntax is None else self.syntax
@@ -193,6 +200,16 @@ class Operation:
 def places(count: int) -> str:
     """The syntax of a list of operands within another syntax."""
     return ", ".join(["%s"] * count)
+
+
+def call_syntax(function: str, count: int) -> str:
+    """The syntax of a call with so many operands."""
+    return f" @{function}({places(count)})"
+
+
+def called(operations: Iterable[Operation]) -> frozenset[str]:
+    """Names of the functions that operations call."""
+    return frozenset(name for op in walk(operations) if (name := op.callee) is not None)
 
 
 def for_syntax(carried: Sequence[str]) -> str:

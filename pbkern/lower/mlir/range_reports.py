@@ -109,6 +109,11 @@ def _number(n: int | list[int], like: Ssa, const: Emit) -> str:
     return const(f"dense<{n}>" if like.lanes else str(n), like.type)
 
 
+def calls(at_end: Sequence[str]) -> frozenset[str]:
+    """Names of the functions that lines before a function's return call, see `definitions`."""
+    return frozenset([REPORT] if at_end else [])
+
+
 def definitions(constants: Iterable[Operation]) -> tuple[list[str], list[str]]:
     """Lines that define a function's constants, and lines before its return.
 

@@ -7,7 +7,7 @@ indices, or by where its blocks start.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pbkern.core.affine import Affine
 from pbkern.core.budget import Budget
@@ -16,9 +16,9 @@ from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.grid import block_shift
 from pbkern.lower.kernel_nests import BodyCase, KernelNests, kernel_nests
+from pbkern.lower.mlir import range_reports
 from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.operation import Operation, Region, for_syntax
-from pbkern.lower.mlir.range_reports import REPORT, definitions
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import effects, scratch
 from pbkern.lower.nest.addresses import flat_index
@@ -37,7 +37,7 @@ from pbkern.targets.cpu.schedule.schedule_text import schedule_text
 from pbkern.targets.host.kernel_text import FunctionText, LoweredKernel
 from pbkern.targets.llvm.repairs import repaired
 
-from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, StatementRange
+from .outlining import ARENA, ARENA_TYPE, FRAMED, Made, Outliner, StatementRange
 
 # Most lines of one kernel's text; a longer kernel falls back to plain code, and from there to XLA. MLIR
 # and LLVM take about 0.1 ms for a line.
@@ -45,6 +45,11 @@ KERNEL_LINES = 600_000
 # Most seconds of writing one kernel's text; a slower kernel goes the same way.
 KERNEL_SECONDS = 120
 NOALIAS = " {llvm.noalias}"
+# Functions of the runtime -> their declarations.
+OF_THE_RUNTIME = {
+    debug_callbacks.FUNCTION: debug_callbacks.DECLARATION,
+    range_reports.REPORT: f"func.func private @{range_reports.REPORT}()",
+}
 
 
 class KernelLowering(ProgramText):
@@ -348,7 +353,7 @@ class KernelLowering(ProgramText):
             f"{slot.name} = memref.view %arena[{self.text.index(offset)}][] : {arena_type} to {memref(slot)}"
             for slot, offset in self.offsets.items()
         ]
-        constants, at_end = definitions(self.text.constants.values())
+        constants, at_end = range_reports.definitions(self.text.constants.values())
         # Stores past the caches are not ordered with others: the fence comes before any word that
         # the work is done.
         fence = (
@@ -374,15 +379,15 @@ class KernelLowering(ProgramText):
         )
         # Parts are compiled and loaded in order: functions come before those that call them.
         callees = [
-            Made(function.name, function.text(FRAMED), function.declaration, False)
+            Made(function.name, function.text(FRAMED), function.declaration, False, function.calls)
             for function in self.emitter.expressions.functions.called
         ]
         callees += outlined
-        pieces = tuple(
-            self._function(piece.name, piece.text, piece.declaration, piece.scalar, callees)
-            for piece in callees
-        )
-        body = self.outliner.lines([*self.text.top.operations, programs])
+        declarations = OF_THE_RUNTIME | {
+            callee.name: self._sized(callee.declaration) for callee in callees
+        }
+        pieces = tuple(self._function(callee, declarations) for callee in callees)
+        body, calls = self.outliner.printed([*self.text.top.operations, programs])
         main = [
             f"func.func @{self.name}({', '.join(args)}) {FRAMED} {{",
             *constants,
@@ -393,22 +398,22 @@ class KernelLowering(ProgramText):
             "return",
             "}",
         ]
-        return self._function(
-            self.name, "\n".join(main), "", self.emitter.has_scalar_loops, callees
-        ), pieces
+        calls |= range_reports.calls(at_end)
+        whole = Made(self.name, "\n".join(main), "", self.emitter.has_scalar_loops, calls)
+        return self._function(whole, declarations), pieces
 
-    def _function(
-        self, name: str, text: str, declaration: str, scalar: bool, callees: list[Made]
-    ) -> FunctionText:
-        def sized(text: str) -> str:
-            return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
+    def _sized(self, text: str) -> str:
+        return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
 
-        calls = {
-            sized(callee.declaration) for callee in callees if f"{CALL} @{callee.name}(" in text
-        }
-        calls |= {debug_callbacks.DECLARATION} if debug_callbacks.TRACE in text else set()
-        calls |= {f"func.func private @{REPORT}()"} if REPORT in text else set()
-        return FunctionText(name, sized(text), frozenset(calls), sized(declaration), scalar)
+    def _function(self, function: Made, declarations: Mapping[str, str]) -> FunctionText:
+        calls = frozenset(declarations[name] for name in function.calls)
+        return FunctionText(
+            function.name,
+            self._sized(function.text),
+            calls,
+            self._sized(function.declaration),
+            function.scalar,
+        )
 
 
 def emit(nests: KernelNests, name: str) -> LoweredKernel:

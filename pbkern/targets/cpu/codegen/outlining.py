@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 from pbkern.core.errors import InternalError
 from pbkern.lower.mlir import operation, range_reports
-from pbkern.lower.mlir.operation import Operation, replaced, walk
+from pbkern.lower.mlir.operation import CALL, Operation, replaced, walk
 from pbkern.lower.mlir.text import Block, Text
 
 from .merge_functions import Differences, Form, differences, form
 
-CALL = "func.call"
 # Most lines of a piece. Time for a longer function more than doubles with its length (measured:
 # docs/decisions/019-large-bodies.md).
 LONGEST_PIECE = 4000
@@ -70,12 +69,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Made:
-    """A function of one or more pieces: its text, and by which declaration others call it."""
+    """A function of one or more pieces: its text, by which declaration others call it, and what it calls."""
 
     name: str
     text: str
     declaration: str
     scalar: bool
+    calls: frozenset[str]
 
 
 class Outliner:
@@ -227,7 +227,7 @@ class Outliner:
         operations = (
             parts.operations(first.operations, first.constants) if places else first.operations
         )
-        body = self.lines(operations)
+        body, calls = self.printed(operations)
         text = "\n".join(
             [
                 f"func.func @{first.name}({arguments}) {FRAMED} {{",
@@ -240,11 +240,14 @@ class Outliner:
             ]
         )
         types = ", ".join((*first.passed.values(), *places.values()))
-        return Made(first.name, text, f"func.func private @{first.name}({types})", first.scalar)
+        declaration = f"func.func private @{first.name}({types})"
+        calls |= range_reports.calls(at_end)
+        return Made(first.name, text, declaration, first.scalar, calls)
 
-    def lines(self, operations: Iterable[Operation]) -> Iterator[str]:
-        """Operations as they are printed: with calls of functions in place of calls of pieces."""
-        return operation.lines(self.repair(replaced(operations, self._called)))
+    def printed(self, operations: Iterable[Operation]) -> tuple[Iterator[str], frozenset[str]]:
+        """(operations as they are printed, functions that they call): with calls of functions in place of calls of pieces."""
+        final = replaced(operations, self._called)
+        return operation.lines(self.repair(final)), operation.called(final)
 
     def _called(self, op: Operation) -> list[Operation] | None:
         return self.calls.get(op.text) if op.name == CALL else None
@@ -256,7 +259,7 @@ def _operations(block: Block, segments: list[StatementRange]) -> list[Operation]
 
 def _call(name: str, passed: Mapping[str, str]) -> Operation:
     types = f"({', '.join(passed.values())}) -> ()"
-    return Operation(CALL, tuple(passed), types, f" @{name}({operation.places(len(passed))})")
+    return Operation(CALL, tuple(passed), types, operation.call_syntax(name, len(passed)))
 
 
 def _groups(

@@ -27,12 +27,13 @@ SHORTEST_CALLED = 40
 
 @dataclass(frozen=True)
 class MathFunction:
-    """A function that a kernel calls. body: the lines that make `result` of `arguments`."""
+    """A function that a kernel calls. body: the lines that make `result` of `arguments`; calls: what these call."""
 
     name: str
     arguments: tuple[Ssa, ...]
     body: tuple[str, ...]
     result: Ssa
+    calls: frozenset[str]
 
     @property
     def types(self) -> str:
@@ -76,8 +77,9 @@ class MathFunctions:
             self.called.append(self._called[key])
         function = self._called[key]
         passed = tuple(arg.name for arg in args if b.number(arg) is None)
-        syntax = f" @{function.name}({operation.places(len(passed))})"
-        return function.result._replace(name=b.emit("func.call", passed, function.types, syntax))
+        syntax = operation.call_syntax(function.name, len(passed))
+        name = b.emit(operation.CALL, passed, function.types, syntax)
+        return function.result._replace(name=name)
 
     def _key(self, b: Builder, info: EqnInfo, args: list[Ssa]) -> tuple:
         operands = tuple((arg.type, repr(b.number(arg))) for arg in args)
@@ -118,4 +120,5 @@ def _function(name: str, b: Builder, info: EqnInfo, args: list[Ssa]) -> MathFunc
     arguments = tuple(value for value, arg in zip(values, args) if b.number(arg) is None)
     constants, at_end = range_reports.definitions(text.constants.values())
     body = (*constants, *operation.lines(text.top.operations), *at_end)
-    return MathFunction(name, arguments, body, result)
+    calls = operation.called(text.top.operations) | range_reports.calls(at_end)
+    return MathFunction(name, arguments, body, result, calls)
