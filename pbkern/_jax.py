@@ -10,18 +10,15 @@ Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.r
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import inspect
-import itertools
 import operator
 import pathlib
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -40,6 +37,8 @@ from jax._src.state import discharge, indexing, types
 from jax._src.state import primitives as state
 from jax._src.util import register_cache, split_list, weakref_lru_cache
 from jax.extend import core as jex
+
+from pbkern._user_lines import UserLine, line_of_frame
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -73,11 +72,6 @@ def runs_eagerly() -> bool:
 def looks_for_bad_numbers() -> bool:
     """Whether JAX checks results for NaN or infinities (jax_debug_nans, jax_debug_infs)."""
     return config.debug_nans.value or config.debug_infs.value
-
-
-def is_tracing() -> bool:
-    """Whether a function is being traced."""
-    return not core.trace_state_clean()
 
 
 def is_user_file(name: str) -> bool:
@@ -118,20 +112,33 @@ def fresh_aval(aval):
 
 def user_line(eqn) -> str | None:
     """`file:line:column (function)` of the user's code that made an equation, or None."""
-    return _line_of(eqn.source_info)
+    place = _place_of(eqn.source_info)
+    return place and str(place)
 
 
 def line_of_call(eqn) -> str | None:
     """user_line, or that of the call inside whose `source_context` the equation of a library function is looked at."""
-    return user_line(eqn) or current_line()
+    place = place_of_call(eqn)
+    return place and str(place)
 
 
 def current_line() -> str | None:
+    """The text of `current_place`."""
+    place = current_place()
+    return place and str(place)
+
+
+def place_of_call(eqn) -> UserLine | None:
+    """The place of which line_of_call is the text."""
+    return _place_of(eqn.source_info) or current_place()
+
+
+def current_place() -> UserLine | None:
     """The user's line of what is being traced or lowered; else, as of functions that JAX traced before, that of the call."""
-    return _line_of(source_info_util._source_info_context.context) or _line_of_caller()
+    return _place_of(source_info_util._source_info_context.context) or _place_of_caller()
 
 
-def _line_of_caller() -> str | None:
+def _place_of_caller() -> UserLine | None:
     """The innermost line of the user's on Python's stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_file(frame.f_code.co_filename):
@@ -147,15 +154,11 @@ def user_stack_level() -> int:
     return level
 
 
-def line_of_frame(code, line: int, instruction: int) -> str:
-    """`file:line:column (function)` of a place in Python code."""
-    column = next(itertools.islice(code.co_positions(), instruction // 2, None), (0, 0, 0))[2]
-    return f"{code.co_filename}:{line}:{column or 0} ({code.co_qualname})"
-
-
-def _line_of(info) -> str | None:
-    text = source_info_util.summarize(info)
-    return None if not text or "unknown" in text else text
+def _place_of(info) -> UserLine | None:
+    frame = source_info_util.user_frame(info.traceback)
+    return frame and UserLine(
+        frame.file_name, frame.start_line, frame.start_column, frame.function_name
+    )
 
 
 def source_context(eqn):
@@ -169,38 +172,15 @@ def source_context(eqn):
     return source_info_util.user_context(traceback, name_stack=stack)
 
 
-def context_of_line(file: str, line: int, column: int, function: str):
+def context_of_line(line: UserLine):
     """Context manager: equations bound inside belong to this line, which no frame of Python's has."""
-    return source_info_util.user_context(_traceback_at(file, line, column, function))
+    return source_info_util.user_context(_traceback_at(line))
 
 
 @functools.lru_cache(maxsize=4096)
-def _traceback_at(file: str, line: int, column: int, function: str):
+def _traceback_at(line: UserLine):
     """A traceback whose innermost frame of a user's is this line."""
-    return _called_at(file, line, column, function, called=source_info_util.Traceback.get_traceback)
-
-
-def _called_at(file: str, line: int, column: int, function: str, called: Callable) -> Any:
-    """The result of a call from code that is compiled to be at this line."""
-    place = {"lineno": line, "col_offset": column, "end_lineno": line, "end_col_offset": column + 1}
-    call = ast.Call(ast.Name("called", ast.Load(), **place), [], [], **place)
-    code = compile(ast.Expression(call), file, "eval").replace(
-        co_name=function, co_qualname=function
-    )
-    return eval(code, {"called": called})
-
-
-def raise_at(error: Exception, line: str) -> NoReturn:
-    """Raises the error with a frame of the user's line, as `user_line` writes it, in its traceback."""
-
-    def fail() -> NoReturn:
-        raise error from None
-
-    place = re.fullmatch(r"(.*):(\d+):(\d+) \((.*)\)", line)
-    if place is not None:
-        file, row, column, function = place.groups()
-        _called_at(file, int(row), int(column), function, called=fail)
-    raise error from None
+    return line.called(source_info_util.Traceback.get_traceback)
 
 
 def params_of(eqn) -> Mapping:
@@ -235,8 +215,8 @@ def bind_again(eqn, operands: Sequence, params: dict | None = None) -> list:
     What `bind` takes are not always an equation's parameters: shard_map and others have functions
     there, and keep jaxprs.
     """
-    own = eqn.params if params is None else _native(eqn.primitive, operands, params)
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(own))
+    bound_params = eqn.params if params is None else _native(eqn.primitive, operands, params)
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(bound_params))
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
@@ -287,24 +267,24 @@ def ref_indexers(eqn) -> list[tuple]:
 
 def shaped_indexers(eqn) -> list[tuple[tuple, tuple[int, ...]]]:
     """(index tuple, shape that it indexes) of a get / swap / addupdate equation, outermost first; other transforms end it."""
-    found = []
+    indexers = []
     for transform in jax.tree.unflatten(
         eqn.params["tree"], eqn.invars[REF_OPERANDS[eqn.primitive.name] :]
     ):
         if not isinstance(transform, indexing.NDIndexer):
             break
-        found.append((tuple(transform.indices), tuple(transform.shape)))
-    return found
+        indexers.append((tuple(transform.indices), tuple(transform.shape)))
+    return indexers
 
 
 def unflatten_indexers(tree, leaves) -> list[tuple]:
     """Index tuples from a Ref primitive's `tree` and index operands (atoms or values)."""
-    found = []
+    indexers = []
     for transform in jax.tree.unflatten(tree, leaves):
         if not isinstance(transform, indexing.NDIndexer):
             raise NotImplementedError(f"Ref transform {type(transform).__name__}")
-        found.append(tuple(transform.indices))
-    return found
+        indexers.append(tuple(transform.indices))
+    return indexers
 
 
 def flatten_indices(
@@ -336,8 +316,8 @@ def flatten_subscript(ref, index, masked: bool) -> tuple[object, list, object]:
         for position, size in zip(index, shape)
     )
     anywhere = tuple(max(size, 2**31 - 1) for size in shape)
-    found = indexing.NDIndexer.from_indices_shape(index, anywhere)
-    indexer = indexing.NDIndexer(found.indices, tuple(shape), found.int_indexer_shape)
+    whole = indexing.NDIndexer.from_indices_shape(index, anywhere)
+    indexer = indexing.NDIndexer(whole.indices, tuple(shape), whole.int_indexer_shape)
     base, outer = state.get_ref_and_transforms(ref, None, "load")
     return (base, *jax.tree.flatten((*outer, indexer)))
 
@@ -464,9 +444,9 @@ def without_ref_operands(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, tupl
     refs = [
         n for n, aval in enumerate(closed.in_avals) if is_ref(aval)
     ]  # all of them are results afterwards
-    kept = [*range(count), *(count + k for k, ref in enumerate(refs) if ref in written)]
+    remaining = [*range(count), *(count + k for k, ref in enumerate(refs) if ref in written)]
     outvars, info = (
-        [pure.jaxpr.outvars[position] for position in kept],
+        [pure.jaxpr.outvars[position] for position in remaining],
         pure.jaxpr.debug_info.with_unknown_names(),
     )
     return core.ClosedJaxpr(
@@ -600,10 +580,10 @@ def transposed_jaxpr(
             next(cts) if nz else Zero(aval.to_ct_aval())
             for nz, aval in zip(nonzero_ct, closed.out_avals)
         ]
-        found = ad.backward_pass(closed.jaxpr, False, closed.consts, operands, cotangents)
-        found = [ct for ct, is_linear in zip(found, linear) if is_linear]
-        nonzero[:] = [type(ct) is not Zero for ct in found]
-        return [ct for ct in found if type(ct) is not Zero]
+        cotangents_back = ad.backward_pass(closed.jaxpr, False, closed.consts, operands, cotangents)
+        cotangents_back = [ct for ct, is_linear in zip(cotangents_back, linear) if is_linear]
+        nonzero[:] = [type(ct) is not Zero for ct in cotangents_back]
+        return [ct for ct in cotangents_back if type(ct) is not Zero]
 
     return jax.make_jaxpr(run)(*known_avals, *ct_avals), tuple(nonzero)
 
@@ -728,14 +708,14 @@ def copy_operands(eqn, operands) -> tuple:
 
     They are those of a dma_start or dma_wait equation, of its operands or of their types.
     """
-    found = eqn.params["tree"].unflatten(list(operands))
+    subscripts = eqn.params["tree"].unflatten(list(operands))
     ends = (
         (operand.ref, operand.transforms)
         if isinstance(operand, types.TransformedRef)
         else (operand, ())
-        for operand in found[:2]
+        for operand in subscripts[:2]
     )
-    return (*ends, *found[2:])
+    return (*ends, *subscripts[2:])
 
 
 def key_implementation(dtype):

@@ -46,6 +46,15 @@ def install(target: str | None = None) -> None:
       target: as in compile_options: "cpu", or "nvgpu", in place of JAX's own back ends for these
         devices. None: the target of decorators that name none.
     Raises TargetError for a target that there is not.
+
+    Examples:
+      >>> from jax.experimental import pallas as pl
+      >>> def double(x, o):
+      ...     o[...] = 2 * x[...]
+      >>> pbkern.pallas.install()
+      >>> pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct((4,), "float32"))(jnp.arange(4.0)).tolist()
+      [0.0, 2.0, 4.0, 6.0]
+      >>> pbkern.pallas.uninstall()
     """
     target = target or config.current().target
     if _installed:
@@ -72,7 +81,12 @@ def install(target: str | None = None) -> None:
 
 
 def uninstall() -> None:
-    """pallas_call is JAX's again: on CPU, an error without interpret=True."""
+    """pallas_call is JAX's again: on CPU, an error without interpret=True.
+
+    Examples:
+      >>> pbkern.pallas.install()
+      >>> pbkern.pallas.uninstall()
+    """
     if _installed:
         while _undo:
             _undo.pop()()
@@ -82,7 +96,19 @@ def uninstall() -> None:
 
 @contextlib.contextmanager
 def installed(target: str | None = None) -> Iterator[None]:
-    """install() for the duration of a `with` block."""
+    """install() for the duration of a `with` block.
+
+    Args:
+      target: as of `install`.
+
+    Examples:
+      >>> from jax.experimental import pallas as pl
+      >>> def double(x, o):
+      ...     o[...] = 2 * x[...]
+      >>> with pbkern.pallas.installed():
+      ...     pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct((4,), "float32"))(jnp.ones(4)).tolist()
+      [2.0, 2.0, 2.0, 2.0]
+    """
     before = bool(_installed)
     install(target)
     try:
@@ -143,7 +169,7 @@ def _native(ctx, nodes, params: dict):
             for operand, type_ in zip(imported.operands, kernel.in_types)
         ]
         if _prints(kernel.body.jaxpr):  # the CPU's alone
-            made = _jax.ffi_call(
+            returned = _jax.ffi_call(
                 compiled.ffi_name,
                 results,
                 *held,
@@ -151,9 +177,9 @@ def _native(ctx, nodes, params: dict):
                 has_side_effect=True,
             )
         else:
-            made = target.call(compiled, *held)
-        found = checks.after([kernel], made)
-        return [_held(x, aval.dtype) for x, aval in zip(found, ctx.avals_out)]
+            returned = target.call(compiled, *held)
+        checked = checks.after([kernel], returned)
+        return [_held(x, aval.dtype) for x, aval in zip(checked, ctx.avals_out)]
 
     sources = {
         i: jax.core.ShapedArray(tuple(view.source.type.shape), ctx.avals_in[i].dtype)

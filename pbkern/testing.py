@@ -29,12 +29,21 @@ def assert_kernels(function: Callable, args: Sequence, n: int) -> None:
     """Asserts that `f(*args)` runs exactly `n` kernels and leaves nothing to XLA. Compiles nothing.
 
     Raises AssertionError with the kernels, their operations, and the fusions that were rejected.
+
+    Args:
+      function: a function decorated with pbkern.jit, or a plain one.
+      args: its arguments.
+      n: the number of kernels.
+
+    Examples:
+      >>> x = jax.ShapeDtypeStruct((64, 256), "float32")
+      >>> pbkern.testing.assert_kernels(jax.nn.softmax, (x,), 1)
     """
     _assert_nothing_left(function, args)
     explanation = _compiled(function).explain(*args)
-    found = len(explanation.kernels)
-    assert found == n, (
-        f"{explanation.name}: {_counted(found, 'kernel')}, expected {n}\n{_kernels(explanation)}"
+    count = len(explanation.kernels)
+    assert count == n, (
+        f"{explanation.name}: {_counted(count, 'kernel')}, expected {n}\n{_kernels(explanation)}"
     )
 
 
@@ -49,13 +58,17 @@ def assert_fused(function: Callable, args: Sequence, kernels: int | None = None)
       kernels: the most kernels accepted; None, the default, accepts any number.
     Raises AssertionError with the operations that are left, their lines and the reasons, or with
     the rejected fusions.
+
+    Examples:
+      >>> x = jax.ShapeDtypeStruct((64, 256), "float32")
+      >>> pbkern.testing.assert_fused(lambda x: (x @ x.T).sum(0), (x,), kernels=2)
     """
     _assert_nothing_left(function, args)
     explanation = _compiled(function).explain(*args)
-    found = len(explanation.kernels)
-    if kernels is not None and found > kernels:
+    count = len(explanation.kernels)
+    if kernels is not None and count > kernels:
         raise AssertionError(
-            f"{explanation.name}: {_counted(found, 'kernel')}, at most {kernels} expected\n{_kernels(explanation)}"
+            f"{explanation.name}: {_counted(count, 'kernel')}, at most {kernels} expected\n{_kernels(explanation)}"
         )
 
 
@@ -83,6 +96,9 @@ def assert_roofline(
       calls: timed calls, after one that compiles.
     Raises OptionError for a fraction that is not above 0; AssertionError with the time, the limit
     and both its terms.
+
+    Examples:
+      >>> pbkern.testing.assert_roofline(lambda x: x * 2 + 1, (jnp.ones(1 << 16),), 0.001)
     """
     if not fraction > 0:
         raise OptionError(

@@ -43,7 +43,7 @@ def programs_of(f, *args) -> list:
 
 
 def lowered(f, *args, stage: str = "nests", machine=TABLE) -> str:
-    """`nests` or `mlir` of a function for this machine."""
+    """`nests`, `schedule` or `mlir` of a function for this machine."""
     options = pbkern.CompileOptions()
     with on(machine), recursion.headroom():
         found = [
@@ -51,4 +51,6 @@ def lowered(f, *args, stage: str = "nests", machine=TABLE) -> str:
         ]
     if stage == "mlir":
         return "\n".join(f"{program.kernels}\n{program.host}" for program in found)
-    return "\n\n".join(f"{k.name}:\n{k.nests}" for program in found for k in program.lowered)
+    return "\n\n".join(
+        f"{k.name}:\n{getattr(k, stage)}" for program in found for k in program.lowered
+    )

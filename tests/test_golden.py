@@ -56,5 +56,11 @@ def test_nests(name, golden):
     golden(lowered(f, *args))
 
 
+@pytest.mark.parametrize("name", ["softmax", "bias_relu", "transpose"])
+def test_schedules(name, golden):
+    f, *args = FUNCTIONS[name]
+    golden(lowered(f, *args, stage="schedule"))
+
+
 def test_mlir_of_an_elementwise_kernel(golden):
     golden(lowered(lambda x: x * 2 + 1, array(5, 37), stage="mlir"))

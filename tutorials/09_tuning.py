@@ -37,7 +37,7 @@ for k in plan.kernels:
 # what was chosen, and nothing is kept that is not faster then. The budget is in seconds; 30 is the default.
 
 result = pbkern.tune(normalised, x, gain, budget=3)
-assert not result.kept or result.after < result.before
+assert not result.improved or result.after < result.before
 
 # From here on the function has what was found, and so has every function that is the same program: the choice belongs
 # to what is computed, not to this object.

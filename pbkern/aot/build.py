@@ -56,10 +56,10 @@ def build_library(
         )
         entry = Entry(interface, parts, json.dumps(described))
         kinds = {"obj", *(file for file in asked.files if file in EMITTED)}
-        made = _timed(
+        contents = _timed(
             times, "LLVM", emitted, entry, [part.variant for part in parts], devices[0], kinds
         )
-        texts = _texts(asked, interface, options, parts, described) | made
+        texts = _texts(asked, interface, options, parts, described) | contents
         _write(asked.files, texts, devices[0], options.openmp, times)
     if options.debug:
         record = parts[0].function.build.record
@@ -67,7 +67,13 @@ def build_library(
         stages.report(record)
     header = texts["header"].decode()
     return Library(
-        asked.name, dict(asked.files), header, described, made["obj"], devices[0], options.openmp
+        asked.name,
+        dict(asked.files),
+        header,
+        described,
+        contents["obj"],
+        devices[0],
+        options.openmp,
     )
 
 
@@ -120,12 +126,14 @@ def _texts(
 
 def plan_options(options: CompileOptions, device: CpuDevice) -> CompileOptions:
     """The options of a plan: the same as just in time where the device is the one at hand."""
-    kept = {
+    used_options = {
         k: value
         for k, value in options.differing().items()
         if k not in ("aot", "aot_name", "user_device_memory", "openmp", "num_threads")
     }
-    return CompileOptions(**(kept | {"device": None if device.name == "native" else device.name}))
+    return CompileOptions(
+        **(used_options | {"device": None if device.name == "native" else device.name})
+    )
 
 
 def most_threads(options: CompileOptions, device: CpuDevice) -> int:

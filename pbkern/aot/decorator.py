@@ -63,6 +63,14 @@ def polyblocks_aot_jax(
     Raises OptionError for options, names and paths that cannot be; when called, UnsupportedOp for
     what only XLA or Python could run, TargetError for missing tools, or what JAX raises. Nothing is
     written then.
+
+    Examples:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     aot = pbkern.polyblocks_aot_jax(lambda x: x * 2, output=folder, compile_options={"aot_name": "twice"})
+      ...     library = aot(jax.ShapeDtypeStruct((4,), "float32"))
+      ...     {kind: path.name for kind, path in library.paths.items()}
+      {'obj': 'twice.o', 'header': 'twice.h'}
     """
     compile_options = named_once(compile_options, runtime_args)
     given = {

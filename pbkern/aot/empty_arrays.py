@@ -45,8 +45,10 @@ def _rewritten(eqn, *operands) -> list | None:
     if all(_is_empty(var.aval) for var in eqn.outvars):
         return [_empty(var) for var in eqn.outvars]
     if eqn.primitive.name == "concatenate":
-        kept = [operand for operand, var in zip(operands, eqn.invars) if not _is_empty(var.aval)]
-        return None if len(kept) == len(operands) else _jax.bind_again(eqn, kept)
+        nonempty = [
+            operand for operand, var in zip(operands, eqn.invars) if not _is_empty(var.aval)
+        ]
+        return None if len(nonempty) == len(operands) else _jax.bind_again(eqn, nonempty)
     if not any(_is_empty(var.aval) for var in eqn.invars):
         return None
     given = [

@@ -86,16 +86,16 @@ def wanted(
             )
     makes_folder = _is_folder(path, output)
     if makes_folder:
-        stem, own = path / (name if given else DEFAULT_NAME), dict[str, pathlib.Path]()
+        stem, given_files = path / (name if given else DEFAULT_NAME), dict[str, pathlib.Path]()
         chosen = dict.fromkeys(DEFAULT_KINDS) if chosen is None else chosen
     else:
-        stem, own = _named(path)
+        stem, given_files = _named(path)
         chosen = chosen or {}
-    if {*NEEDING} & {*chosen, *own} and not {*LINKED} & {*chosen, *own}:
+    if {*NEEDING} & {*chosen, *given_files} and not {*LINKED} & {*chosen, *given_files}:
         chosen["obj"] = None
-    if {*LINKED, *NEEDING} & {*chosen, *own}:
+    if {*LINKED, *NEEDING} & {*chosen, *given_files}:
         chosen["header"] = None
-    files = {kind: _file(stem, kind) for kind in chosen} | own
+    files = {kind: _file(stem, kind) for kind in chosen} | given_files
     check_places(files, path if makes_folder else None)
     return Wanted(name, files)
 
@@ -120,10 +120,12 @@ def _file(stem: pathlib.Path, kind: str) -> pathlib.Path:
     return stem.with_name(f"{prefix}{stem.name}{KINDS[kind]}")
 
 
-def check_places(files: Mapping[str, pathlib.Path], made: pathlib.Path | None = None) -> None:
+def check_places(
+    files: Mapping[str, pathlib.Path], folder_to_make: pathlib.Path | None = None
+) -> None:
     """Raises OptionError where a file cannot be written. made: a folder that will be made."""
     for folder in {file.parent for file in files.values()}:
-        if folder == made:
+        if folder == folder_to_make:
             folder = next(
                 parent
                 for parent in (folder.absolute(), *folder.absolute().parents)
@@ -186,8 +188,8 @@ def _make(folder: pathlib.Path, stack: contextlib.ExitStack) -> None:
             why=f"{type(e).__name__}: {e.strerror or e}",
             hint="a folder below one that you may write to",
         ) from None
-    for made in reversed(missing):  # the innermost goes first
-        stack.callback(_remove_if_empty, made)
+    for created in reversed(missing):  # the innermost goes first
+        stack.callback(_remove_if_empty, created)
 
 
 def _remove_if_empty(folder: pathlib.Path) -> None:

@@ -54,6 +54,14 @@ def polyblocks_aot_tf(
       output: as of polyblocks_aot_jax.
       emit: as of polyblocks_aot_jax.
     Raises what polyblocks_aot_jax and polyblocks_jit_tf raise. Nothing is written then.
+
+    Examples:
+      >>> import tensorflow as tf
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     library = pbkern.polyblocks_aot_tf(lambda x: x * 2, output=folder)(tf.ones(4))
+      ...     sorted(library.paths)
+      ['header', 'obj']
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
@@ -93,6 +101,13 @@ def polyblocks_aot_torch(
       emit: as of polyblocks_aot_jax.
     Raises what polyblocks_aot_jax raises; UnsupportedOp, which names all operators that are not
     compiled, and for modules that change their buffers. Nothing is written then.
+
+    Examples:
+      >>> import tempfile, torch
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     library = pbkern.polyblocks_aot_torch(torch.nn.ReLU().eval(), output=folder)(torch.ones(4))
+      ...     sorted(library.paths)
+      ['header', 'obj']
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
@@ -205,10 +220,10 @@ def _tf_library(
         [isinstance(source, tf.Variable) for source in captured.captures],
     )
     single = len(given.tensors) == len(args) and not kwargs
-    own = (
+    argument_names = (
         parameter_names(fn, len(args)) if single else [f"in{k}" for k in range(len(given.tensors))]
     )
-    names = [*own, *(variable.name.partition(":")[0] for variable in variables)]
+    names = [*argument_names, *(variable.name.partition(":")[0] for variable in variables)]
     return _library(
         jaxpr, name, options, output, emit, names, _numbered("out", captured.count), held
     )
@@ -280,15 +295,15 @@ def _torch_library(
 ) -> Library:
     from pbkern.frontends.torch.exported import exported
 
-    found = exported(fn, args, kwargs or {})
+    captured = exported(fn, args, kwargs or {})
     return _library(
-        found.jaxpr,
+        captured.jaxpr,
         name,
         options,
         output,
         emit,
-        found.in_names,
-        _numbered("output", len(found.jaxpr.out_avals)),
+        captured.in_names,
+        _numbered("output", len(captured.jaxpr.out_avals)),
     )
 
 

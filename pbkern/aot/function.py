@@ -136,16 +136,16 @@ def function_of(
     _refuse_leftovers(plan)
     for kernel in plan.kernels():
         _refuse_effects(kernel)
-    values, made = (
+    values, written = (
         _Values(plan, held),
         [make for segment in plan.segments for make in segment.makes],
     )
     results = list(plan.jaxpr.outvars)
     for k, result in enumerate(results):
-        if not isinstance(result, jex.Literal) and result in made:
+        if not isinstance(result, jex.Literal) and result in written:
             values.outputs.setdefault(result, k)
     read = [var for segment in plan.segments for var in segment.reads]
-    buffers = tuple(map(values.source, (*read, *made)))
+    buffers = tuple(map(values.source, (*read, *written)))
     copies = tuple(
         (k, values.source(atom))
         for k, atom in enumerate(results)

@@ -38,10 +38,10 @@ class Library:
         if "shared" in self.paths:
             return LoadedLibrary(self.paths["shared"], self.metadata)
         with tempfile.TemporaryDirectory() as folder:
-            made, code = (
+            shared_object, code = (
                 pathlib.Path(folder) / f"{self.name}.so",
                 pathlib.Path(folder) / f"{self.name}.o",
             )
             code.write_bytes(self.code)
-            link.link(made, [code], self.device, self.use_openmp)
-            return LoadedLibrary(made, self.metadata)
+            link.link(shared_object, [code], self.device, self.use_openmp)
+            return LoadedLibrary(shared_object, self.metadata)

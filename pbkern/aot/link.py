@@ -24,13 +24,13 @@ HINT = "install a C compiler, or pip install ziglang; an object file (.o) needs 
 
 
 def link(
-    made: pathlib.Path, objects: Sequence[pathlib.Path], device: CpuDevice, use_openmp: bool
+    target_file: pathlib.Path, objects: Sequence[pathlib.Path], device: CpuDevice, use_openmp: bool
 ) -> None:
-    """Makes the shared library `made`. Raises TargetError without a linker, or with what it says."""
+    """Makes the shared library `target_file`. Raises TargetError without a linker, or with what it says."""
     compiler = _compiler(device)
-    command = [*compiler, "-shared", "-o", str(made), *map(str, objects)]
+    command = [*compiler, "-shared", "-o", str(target_file), *map(str, objects)]
     if device.system == "linux":
-        command += ["-Wl,-z,noexecstack", f"-Wl,-soname,{made.name}"]
+        command += ["-Wl,-z,noexecstack", f"-Wl,-soname,{target_file.name}"]
         command += ["-Wl,-z,text"] if len(compiler) == 1 else []  # zig knows no other way
     if use_openmp:
         if not device.is_here:
@@ -43,17 +43,17 @@ def link(
     _run([*command, *(["-lm"] if device.system == "linux" else [])], "link")
 
 
-def archive(made: pathlib.Path, objects: Sequence[pathlib.Path], device: CpuDevice) -> None:
-    """Makes the static library `made`, the same bytes each time. Raises TargetError."""
+def archive(target_file: pathlib.Path, objects: Sequence[pathlib.Path], device: CpuDevice) -> None:
+    """Makes the static library `target_file`, the same bytes each time. Raises TargetError."""
     tool = shutil.which("ar")
     command = [tool] if tool and device.system == "linux" else [*_zig("archive"), "ar"]
-    _run([*command, "rcsD", str(made), *map(str, objects)], "archive")
+    _run([*command, "rcsD", str(target_file), *map(str, objects)], "archive")
 
 
 def _compiler(device: CpuDevice) -> list[str]:
-    found = next((path for path in map(shutil.which, COMPILERS) if path), None)
-    if device.is_here and found:
-        return [found]
+    compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
+    if device.is_here and compiler:
+        return [compiler]
     target = ["-target", ZIG_TARGETS[device.is_x86, device.system]] if not device.is_here else []
     return [*_zig("link"), "cc", *target]
 

@@ -105,6 +105,16 @@ def polyblocks_jit_jax(
       jit_kw: passed on to jax.jit.
     Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp
     or what JAX raises.
+
+    Examples:
+      >>> @pbkern.jit(compile_options={"strict_target": True})
+      ... def softmax(x):
+      ...     weights = jnp.exp(x - x.max(1, keepdims=True))
+      ...     return weights / weights.sum(1, keepdims=True)
+      >>> softmax(jnp.zeros((64, 256)))[0, 0].tolist()
+      0.00390625
+      >>> len(softmax.kernels(jax.ShapeDtypeStruct((64, 256), "float32")))
+      1
     """
     compile_options = named_once(compile_options, runtime_args)
     arguments = dict(
@@ -193,6 +203,11 @@ def polymage_jit_jax(
       runtime_args: an older name of compile_options.
       kw: passed on to jax.jit; none with "std".
     Raises OptionError for options that the backend cannot obey.
+
+    Examples:
+      >>> f = pbkern.polymage_jit_jax(lambda x: x * 2, compile_options={"execution_backend": "xla"})
+      >>> f(jnp.arange(3.0)).tolist()
+      [0.0, 2.0, 4.0]
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
@@ -277,7 +292,7 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
         marked: dict[str, Any] = static.as_jit("static") | donated.as_jit("donate") | jit_kw
         self._jitted: Any = jax.jit(traced, **marked)
         type(self).__call__ = staticmethod(self._jitted)  # type: ignore[assignment, method-assign]
-        split = lambda args, kwargs: (static.these(args, kwargs), static.others(args, kwargs))
+        split = lambda args, kwargs: (static.these(args, kwargs), static.unmarked(args, kwargs))
         self._dispatch = result_pool.Dispatch(self._into_buffers, split)
         self._options, self._jit_kw = options, jit_kw
 
@@ -320,20 +335,43 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
 
     @_jax.hides_own_frames
     def lower(self, *args, **kwargs) -> jax.stages.Lowered:
-        """Lowers like jax.jit's functions; cost_analysis() of it, and of what it compiles to, counts kernels too."""
+        """Lowers like jax.jit's functions; cost_analysis() of it, and of what it compiles to, counts kernels too.
+
+        Examples:
+          >>> f, x = pbkern.jit(lambda x: jnp.exp(x).sum(0)), jax.ShapeDtypeStruct((64, 32), "float32")
+          >>> f.lower(x).compile().cost_analysis()["flops"] > 0
+          True
+        """
         traced = self._jitted.trace(*args, **kwargs)
         return stages.Lowered.of(traced.lower(), functools.partial(_costs, traced.jaxpr))
 
     def trace(self, *args, **kwargs) -> jax.stages.Traced:
-        """Traces like jax.jit's functions."""
+        """Traces like jax.jit's functions.
+
+        Examples:
+          >>> f, x = pbkern.jit(lambda x: jnp.exp(x).sum(0)), jax.ShapeDtypeStruct((64, 32), "float32")
+          >>> [str(out) for out in f.trace(x).jaxpr.out_avals]
+          ['float32[32]']
+        """
         return self._jitted.trace(*args, **kwargs)
 
     def eval_shape(self, *args, **kwargs) -> Any:
-        """Evaluates shapes like jax.jit's functions."""
+        """Evaluates shapes like jax.jit's functions.
+
+        Examples:
+          >>> f, x = pbkern.jit(lambda x: jnp.exp(x).sum(0)), jax.ShapeDtypeStruct((64, 32), "float32")
+          >>> f.eval_shape(x).shape
+          (32,)
+        """
         return self._jitted.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
-        """Forgets what was compiled: the next call compiles again."""
+        """Forgets what was compiled: the next call compiles again.
+
+        Examples:
+          >>> f, x = pbkern.jit(lambda x: jnp.exp(x).sum(0)), jax.ShapeDtypeStruct((64, 32), "float32")
+          >>> f.clear_cache()
+        """
         self._jitted.clear_cache()
         self._dispatch.known.clear()
 
@@ -351,18 +389,24 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
           *args: the function's own; parameters of its own called `measure` or `verbose` are given
             by position.
           **kwargs: the function's own.
+
+        Examples:
+          >>> f, x = pbkern.jit(lambda x: jnp.exp(x).sum(0)), jax.ShapeDtypeStruct((64, 32), "float32")
+          >>> plan = f.explain(x)
+          >>> len(plan.kernels), plan.left
+          (1, ())
         """
         build, options = self.build(args, kwargs)
         native = _jax.has_cpu_lowering("pallas_call")
         name = get_target(options.target).name
-        found = explain_handwritten.explained(
+        explanation = explain_handwritten.explained(
             build.fused.explanation, build.fused.jaxpr, name, native
         )
-        found = dataclasses.replace(found, verbose=verbose)
+        explanation = dataclasses.replace(explanation, verbose=verbose)
         if not measure:
-            return found
-        reported = {kernel.name for kernel in found.kernels}
-        return found.with_times(
+            return explanation
+        reported = {kernel.name for kernel in explanation.kernels}
+        return explanation.with_times(
             {
                 kernel.name: kernel_seconds(kernel, options)
                 for kernel in build.fused.kernels()
@@ -372,15 +416,27 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
 
     @_jax.hides_own_frames
     def kernels(self, *args, **kwargs) -> list[Kernel]:
-        """The kernels that arguments like these need, in launch order."""
+        """The kernels that arguments like these need, in launch order.
+
+        Examples:
+          >>> f, x = pbkern.jit(lambda x: jnp.exp(x).sum(0)), jax.ShapeDtypeStruct((64, 32), "float32")
+          >>> [kernel.name for kernel in f.kernels(x)]
+          ['lambda_reduce0']
+        """
         return self.build(args, kwargs)[0].fused.kernels()
 
     @_jax.hides_own_frames
     def as_text(self, *args, stage: str = "kernels", **kwargs) -> str:
         """Text of what one stage of compilation makes for arguments like these.
 
-        After one of the stage's passes: "jaxpr:simplify", "nests:merge nests". Raises OptionError
-        for an unknown stage or pass.
+        Stages are jaxpr, plan, kernels, nests, schedule, mlir, llvm and asm on CPUs; nests, mlir, llvm
+        and ptx, sass or asm on GPUs. After one of a stage's passes: "jaxpr:simplify", "nests:merge
+        nests". Raises OptionError for an unknown stage or pass.
+
+        Examples:
+          >>> f, x = pbkern.jit(lambda x: jnp.exp(x).sum(0)), jax.ShapeDtypeStruct((64, 32), "float32")
+          >>> "exp" in f.as_text(x, stage="jaxpr:simplify")
+          True
         """
         build, options = self.build(args, kwargs)
         name = stage.partition(":")[0]
@@ -393,6 +449,11 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
         """Bytes that one call on arguments like these needs: arrays, temporaries, code.
 
         Compiles, runs nothing.
+
+        Examples:
+          >>> f, x = pbkern.jit(lambda x: jnp.exp(x).sum(0)), jax.ShapeDtypeStruct((64, 32), "float32")
+          >>> f.memory_analysis(x).argument_size_in_bytes
+          8192
         """
         build, options = self.build(args, kwargs)
         target = get_target(options.target)
@@ -404,7 +465,16 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
 
     @_jax.hides_own_frames
     def dump(self, folder: str | os.PathLike, *args, **kwargs) -> pathlib.Path:
-        """Writes every stage for arguments like these below `folder` and returns where."""
+        """Writes every stage for arguments like these below `folder` and returns where.
+
+        Examples:
+          >>> import tempfile
+          >>> f, x = pbkern.jit(lambda x: jnp.exp(x).sum(0)), jax.ShapeDtypeStruct((64, 32), "float32")
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     written = f.dump(folder, x)
+          ...     (written / "1_jaxpr.txt").exists()
+          True
+        """
         build, options = self.build(args, kwargs)
         return stages.dump(compile_programs(build, options).record, pathlib.Path(folder))
 

@@ -144,8 +144,8 @@ class DirectPlan:
         for step in self._steps:
             values += step(values)
         copy = self._memory.copy
-        found = [values[k] if not copied else copy(values[k]) for k, copied in self._results]
-        return [array if make is None else make(array) for make, array in zip(self._made, found)]
+        results = [values[k] if not copied else copy(values[k]) for k, copied in self._results]
+        return [array if make is None else make(array) for make, array in zip(self._made, results)]
 
     def _one_program(self) -> Callable[[Sequence[Any]], Values] | None:
         """The function of a plan that is one program whose results are the plan's in their order."""
@@ -176,11 +176,11 @@ class DirectPlan:
 
         def checked(arrays: Sequence[Any]) -> Values:
             before = counted.value, in_range.reported_by_xla()
-            made = run(arrays)
+            outputs = run(arrays)
             if (counted.value, in_range.reported_by_xla()) != before:
                 with jax.enable_x64(True):
                     ranges.check([to_jax(operand) for operand in operands(arrays)])
-            return made
+            return outputs
 
         return checked
 
@@ -233,15 +233,16 @@ class DirectPlan:
         def step(values: Values) -> Values:
             if before is not None:
                 before()
-            made = [make() for make in makers]
+            outputs = [make() for make in makers]
             for k, nbytes in large:
-                direct.ask_for_huge_pages(address(made[k]), nbytes)
+                direct.ask_for_huge_pages(address(outputs[k]), nbytes)
             call(
                 addresses(
-                    *[address(values[read]) for read in reads], *[address(array) for array in made]
+                    *[address(values[read]) for read in reads],
+                    *[address(array) for array in outputs],
                 )
             )
-            return made
+            return outputs
 
         return step
 
@@ -262,13 +263,13 @@ class DirectPlan:
 
         def step(values: Values) -> Values:
             with device.entered():
-                made, held = [make() for make in makers], arena()
+                outputs, held = [make() for make in makers], arena()
                 read = [
                     value if not address(value) % multiple else memory.copy(value)
                     for value, multiple in zip((values[place] for place in reads), multiples)
                 ]
-                call(addresses(*map(address, (*read, *made))), address(held), device.stream())
-            return made
+                call(addresses(*map(address, (*read, *outputs))), address(held), device.stream())
+            return outputs
 
         return step
 

@@ -115,10 +115,10 @@ class IntoBuffers:
             n: jax.device_put(POOL.array(place.shape, place.dtype), device)
             for n, place in self.places.items()
         }
-        others, done = self.run(leaves, list(arrays.values()))
+        small_results, done = self.run(leaves, list(arrays.values()))
         jax.block_until_ready(done)
-        given = iter(others)
-        count = len(arrays) + len(others)
+        given = iter(small_results)
+        count = len(arrays) + len(small_results)
         return jax.tree.unflatten(
             self.structure, [arrays[n] if n in arrays else next(given) for n in range(count)]
         )
@@ -154,9 +154,9 @@ def into_buffers(
         ends = []
 
         def program_into(program: HostProgram, operands: Sequence) -> list:
-            others, end = target.call_into(compiled[program.name], operands, places)
+            small_results, end = target.call_into(compiled[program.name], operands, places)
             ends.append(end)
-            placed, small = iter(places), iter(others)
+            placed, small = iter(places), iter(small_results)
             return [
                 next(placed if output.type.nbytes >= target.POOLED_BYTES else small)
                 for output in program.outputs
@@ -166,8 +166,8 @@ def into_buffers(
             atom.val if isinstance(atom, jex.Literal) else env[atom] for atom in call.invars
         ]
         with _jax.types_kept(traced.jaxpr):
-            found = plan.evaluate(operands, program_into)
-        return [result for n, result in enumerate(found) if n not in at], ends[0]
+            results = plan.evaluate(operands, program_into)
+        return [result for n, result in enumerate(results) if n not in at], ends[0]
 
     return IntoBuffers(jax.jit(run), at, jax.tree.structure(traced.out_info))
 

@@ -40,6 +40,13 @@ class Simulation:
       results: as the function returns them, of NumPy arrays; of a kernel, a list.
       kernels: those that ran, in launch order. ptx: their texts, in the same order.
       counts: what all launches together would have cost a GPU, see simulate/counts.py.
+
+    Examples:
+      >>> simulation = pbkern.simulate(lambda x: x * 2, np.ones(300, np.float32))
+      >>> float(simulation.results.sum()), len(simulation.ptx)
+      (600.0, 1)
+      >>> simulation.counts.instructions > 0
+      True
     """
 
     results: Any
@@ -63,6 +70,11 @@ def simulate(
       **kwargs: its named arguments.
     Raises SimulationError where threads race, wait for ever, are not together, or leave their
     arrays; UnsupportedOp, OptionError.
+
+    Examples:
+      >>> simulation = pbkern.simulate(jnp.cumsum, np.ones(8, np.float32), device="h100")
+      >>> simulation.results.tolist()
+      [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     """
     options = CompileOptions(target="nvgpu", device=device or DEFAULT_DEVICE)
     if not callable(f) and not isinstance(f, Kernel):
@@ -90,10 +102,10 @@ def simulate(
 
     def run(program: HostProgram, operands) -> list:
         compiled: NvProgram = build.compiled[program.name]
-        found, cost = compiled.simulated([np.asarray(operand) for operand in operands], check)
+        results, cost = compiled.simulated([np.asarray(operand) for operand in operands], check)
         checks.raise_failed(program.kernels())
         counts.append(cost)
-        return found
+        return results
 
     flat = traced.trace(*args, **kwargs)
     leaves = [

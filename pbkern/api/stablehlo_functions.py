@@ -39,6 +39,13 @@ def from_stablehlo(source: Any, *, compile_options: Any = None) -> ImportedFunct
     Raises ArgumentError for what is no StableHLO program, UnsupportedOp, which names all operations
     that cannot be imported, OptionError; when called, ArgumentError for arguments of other types
     than the program's.
+
+    Examples:
+      >>> exported = jax.export.export(jax.jit(lambda x: jnp.tanh(x) * 2))
+      >>> program = exported(jax.ShapeDtypeStruct((8,), "float32"))
+      >>> f = pbkern.from_stablehlo(program.serialize())
+      >>> f(jnp.zeros(8)).shape
+      (8,)
     """
     options = CompileOptions.from_dict(compile_options)
     for name in ("static_argnums", "static_argnames", "donate_argnames"):
@@ -93,13 +100,13 @@ class ImportedFunction(PublicNames):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        found = getattr(self._jitted, name)
-        if not callable(found):
-            return found
+        attribute = getattr(self._jitted, name)
+        if not callable(attribute):
+            return attribute
 
         def method(*args: Any, **kwargs: Any) -> Any:
             with self.types_kept():
-                return found(*args, **kwargs)
+                return attribute(*args, **kwargs)
 
         return method
 
@@ -116,7 +123,7 @@ def _arguments(source: ProgramSource, imported: ImportedProgram) -> tuple[Any, .
 def _function(source: ProgramSource, imported: ImportedProgram, in_avals: tuple[Any, ...]):
     """The program as a function to be traced."""
     run, exported = jex.jaxpr_as_fun(imported.jaxpr), source.exported
-    kept = exported.module_kept_var_idx if exported else range(len(in_avals))
+    used_positions = exported.module_kept_var_idx if exported else range(len(in_avals))
 
     def program(*args, **kwargs):
         leaves = _flat(source, imported.name, len(in_avals), args, kwargs)
@@ -124,7 +131,7 @@ def _function(source: ProgramSource, imported: ImportedProgram, in_avals: tuple[
             _checked(leaf, aval, k, imported.name)
             for k, (leaf, aval) in enumerate(zip(leaves, in_avals))
         ]
-        results = run(*[arrays[position] for position in kept])
+        results = run(*[arrays[position] for position in used_positions])
         if exported:
             return jax.tree.unflatten(exported.out_tree, results)
         return results[0] if len(results) == 1 else tuple(results)
@@ -138,29 +145,29 @@ def _flat(source: ProgramSource, name: str, count: int, args: tuple, kwargs: dic
 
     Raises ArgumentError where they are built otherwise than the program's.
     """
-    leaves, found = jax.tree.flatten((args, kwargs))
+    leaves, structure = jax.tree.flatten((args, kwargs))
     expected = (
         source.exported.in_tree if source.exported else jax.tree.structure(((0,) * count, {}))
     )
-    if found != expected:  # type: ignore[operator]
+    if structure != expected:  # type: ignore[operator]
         raise ArgumentError(
             f"`{name}` is called with other arguments than it has",
-            why=f"given {found}, it takes {expected}",
+            why=f"given {structure}, it takes {expected}",
             hint="arguments of the structure that was exported",
         )
     return leaves
 
 
 def _checked(x: Any, expected: Any, number: int, name: str) -> jax.Array:
-    found = jax.typeof(x)
+    given = jax.typeof(x)
     if (
-        found.shape == expected.shape
-        and found.weak_type
+        given.shape == expected.shape
+        and given.weak_type
         and jnp.result_type(x, expected.dtype) == expected.dtype
     ):
         return jnp.asarray(x, expected.dtype)  # Python's numbers
-    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
-        types = f"given {found.str_short()}, it takes {expected.str_short()}"
+    if (given.shape, given.dtype) != (expected.shape, expected.dtype):
+        types = f"given {given.str_short()}, it takes {expected.str_short()}"
         raise ArgumentError(
             f"argument {number} of `{name}` has another type than the program's",
             why=types,

@@ -32,6 +32,7 @@ STAGES = {
     "plan": "txt",
     "kernels": "py",
     "nests": "txt",
+    "schedule": "txt",
     "mlir": "mlir",
     "llvm": "mlir",
     "asm": "s",
@@ -81,11 +82,11 @@ class Record:
             name, settings = parsed(name)
             with with_settings(name, settings) if settings else contextlib.nullcontext():
                 runs = self.passes(of)
-            found = [
+            texts = [
                 f"{pass_run.of}:\n{pass_run.text}" for pass_run in runs if pass_run.name == name
             ]
-            if found:
-                return "\n\n".join(found)
+            if texts:
+                return "\n\n".join(texts)
             hint = f"one of {', '.join(dict.fromkeys(pass_run.name for pass_run in runs))}"
             raise OptionError(
                 f"no pass `{name}` ran in stage `{of}`", why=f"of `{self.name}`", hint=hint
@@ -192,19 +193,19 @@ class Costs:
         """XLA's cost analysis with these costs; figures that nobody knows are left out."""
         if not isinstance(xla, dict):
             return xla
-        found = dict(xla)
-        for key, own in (
+        costs = dict(xla)
+        for key, figure in (
             ("flops", self.flops),
             ("bytes accessed", self.nbytes),
             ("optimal_seconds", self.seconds),
         ):
             if self.programs and key in xla:
-                others = xla[key] + self.programs  # -1 again where XLA calls libraries
-                if own is None:
-                    del found[key]
+                without_programs = xla[key] + self.programs  # -1 again where XLA calls libraries
+                if figure is None:
+                    del costs[key]
                 else:
-                    found[key] = max(others, 0.0) + own
-        return found
+                    costs[key] = max(without_programs, 0.0) + figure
+        return costs
 
 
 class Lowered(jax.stages.Lowered):
@@ -216,16 +217,16 @@ class Lowered(jax.stages.Lowered):
     def of(cls, lowered: jax.stages.Lowered, costs: Callable[[], Costs]) -> Lowered:
         """Makes an object one of this class."""
         lowered.__class__ = cls
-        made = cast(Lowered, lowered)
-        made.costs = costs
-        return made
+        result = cast(Lowered, lowered)
+        result.costs = costs
+        return result
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         compiled = super().compile(*args, **kwargs)
         compiled.__class__ = Compiled
-        made = cast(Compiled, compiled)
-        made.costs = self.costs
-        return made
+        result = cast(Compiled, compiled)
+        result.costs = self.costs
+        return result
 
     def cost_analysis(self) -> dict[str, float] | None:
         return self.costs().added_to(super().cost_analysis())

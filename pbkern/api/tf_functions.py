@@ -49,6 +49,12 @@ def polyblocks_jit_tf(
     Raises OptionError; TargetError where TensorFlow is not installed; when called, ArgumentError
     for arguments that do not match the signature, UnsupportedOp for operations that XLA does not
     have and tensors that kernels cannot read.
+
+    Examples:
+      >>> import tensorflow as tf
+      >>> twice = pbkern.polyblocks_jit_tf(lambda x: x * 2)
+      >>> twice(tf.constant([1.0, 2.0])).numpy().tolist()
+      [2.0, 4.0]
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
@@ -74,7 +80,14 @@ def polymage_jit_tf(
     """Runs a TensorFlow function on the backend that compile_options["execution_backend"] names, to compare them.
 
     "std": tf.function. "xla": tf.function with jit_compile=True. "polyblocks", the default:
-    polyblocks_jit_tf. Raises OptionError for options that the backend cannot obey.
+    polyblocks_jit_tf. Arguments are as of polyblocks_jit_tf. Raises OptionError for options that the
+    backend cannot obey.
+
+    Examples:
+      >>> import tensorflow as tf
+      >>> f = pbkern.polymage_jit_tf(lambda x: x * 2, compile_options={"execution_backend": "std"})
+      >>> f(tf.constant([1.0, 2.0])).numpy().tolist()
+      [2.0, 4.0]
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
@@ -147,10 +160,10 @@ class TfFunction(PublicNames):
         if self.input_signature is not None:
             args, kwargs = arguments.by_signature(self.input_signature, args, kwargs), {}
         given = arguments.arguments(args, kwargs)
-        found = self._compiled.get(given.key)
-        if found is None:
-            found = self._compiled[given.key] = _compile(self.__wrapped__, given, self.options)
-        return found, given.tensors
+        compiled = self._compiled.get(given.key)
+        if compiled is None:
+            compiled = self._compiled[given.key] = _compile(self.__wrapped__, given, self.options)
+        return compiled, given.tensors
 
 
 @dataclass(frozen=True)

@@ -164,8 +164,8 @@ def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
         polyblocks_disable_unsafe_math_canonicalizations=options.disable_unsafe_math_canonicalizations,
     )
 
-    def compile_jaxpr(found: CapturedGraph, name: str, device: torch.device) -> DirectPlan:
-        return DirectPlan(found.jaxpr, name, plain, _memory(plain.target, device), found.checks)
+    def compile_jaxpr(graph: CapturedGraph, name: str, device: torch.device) -> DirectPlan:
+        return DirectPlan(graph.jaxpr, name, plain, _memory(plain.target, device), graph.checks)
 
     checked = plain.target == "cpu"  # on GPUs, eager Torch has no error at the call, either
     return captured.backend(
@@ -202,7 +202,7 @@ def _is_for_torch(args: tuple, kwargs: dict, options: CompileOptions, sparse: li
                     place,
                 )
         return False
-    found, strict = False, options.strict_target
+    has_dense, strict = False, options.strict_target
     for name, value in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):
         if not isinstance(value, torch.Tensor):
             if not isinstance(value, list | tuple | dict):
@@ -214,11 +214,11 @@ def _is_for_torch(args: tuple, kwargs: dict, options: CompileOptions, sparse: li
             what = f"argument {name}" if isinstance(name, int) else f"argument `{name}`"
             if strict or not is_sparse(value):
                 check_tensor(value, what)
-            found = True
+            has_dense = True
             if not sparse:
                 sparse.append(f"{what} is {value.layout}, and kernels read dense arrays")
                 warnings.warn(f"the call runs in Torch: {sparse[0]}", FallbackWarning, stacklevel=3)
-    return found
+    return has_dense
 
 
 def _tensors_in(container: list | tuple | dict) -> Iterator[torch.Tensor]:

@@ -43,6 +43,14 @@ def polyblocks_jit_torch(
     Raises OptionError for options that mean nothing here; TargetError where Torch is not installed.
     A call raises UnsupportedOp for tensors that kernels cannot read, and with strict_target for
     operators that are not compiled.
+
+    Examples:
+      >>> import torch
+      >>> @pbkern.polyblocks_jit_torch
+      ... def twice(x):
+      ...     return x * 2
+      >>> twice(torch.tensor([1.0, 2.0])).tolist()
+      [2.0, 4.0]
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
@@ -64,7 +72,14 @@ def polymage_jit_torch(
     """Runs a PyTorch function or module on the backend that compile_options["execution_backend"] names, to compare them.
 
     "std": Torch, operator by operator. "polyblocks", the default: polyblocks_jit_torch. Torch has
-    no "xla". Raises OptionError for options that the backend cannot obey.
+    no "xla". Arguments are as of polyblocks_jit_torch. Raises OptionError for options that the backend
+    cannot obey.
+
+    Examples:
+      >>> import torch
+      >>> f = pbkern.polymage_jit_torch(lambda x: x * 2, compile_options={"execution_backend": "std"})
+      >>> f(torch.tensor([1.0, 2.0])).tolist()
+      [2.0, 4.0]
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
@@ -90,9 +105,9 @@ def polymage_jit_torch(
 
 def compile_fx(module: Any, inputs: Any, *, options: Any = None, **_: Any) -> Any:
     """The backend "pbkern" of torch.compile, with compile options as `torch.compile(..., options={...})`."""
-    found = CompileOptions.from_dict(merged(options, {}))
-    check_for("polyblocks_jit_torch", found)
-    return _calls().backend(found, _numbered(options))(module, inputs)
+    parsed = CompileOptions.from_dict(merged(options, {}))
+    check_for("polyblocks_jit_torch", parsed)
+    return _calls().backend(parsed, _numbered(options))(module, inputs)
 
 
 # The version whose torch.compile has the options that torch_calls.py uses.

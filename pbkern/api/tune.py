@@ -84,7 +84,7 @@ class Tuning:
         candidates.
       before, after: seconds of the whole function, least of alternating calls, with the model's
         choices and with the kernels' best.
-      kept: whether the kernels' best are now the function's; otherwise the model's choices stay.
+      improved: whether the kernels' best are now the function's; otherwise the model's choices stay.
       seconds: that tuning took.
     """
 
@@ -92,13 +92,13 @@ class Tuning:
     kernels: tuple[TunedKernel, ...]
     before: float
     after: float
-    kept: bool
+    improved: bool
     seconds: float
 
     def __str__(self) -> str:
         better = any(kernel.choice != fuse.Choice() for kernel in self.kernels)
         why = "not faster as a whole" if better else "nothing better"
-        verdict = "kept" if self.kept else f"{why}: the model's choices stay"
+        verdict = "kept" if self.improved else f"{why}: the model's choices stay"
         times = f"{self.before * 1e3:.3f} ms" + (
             f" before, {self.after * 1e3:.3f} ms tuned" if better else ""
         )
@@ -121,6 +121,12 @@ def tune(function: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) ->
       budget: seconds that the search may take, about; compiling a candidate is not interrupted.
       **kwargs: its named arguments, in the same way.
     Raises OptionError for a budget that is not above 0.
+
+    Examples:
+      >>> tuning = pbkern.tune(lambda x: x * 2, jnp.ones(1 << 16), budget=0.1)  # doctest: +ELLIPSIS
+      <lambda>: ...
+      >>> tuning.after > 0  # seconds of a call
+      True
     """
     if not budget > 0:
         raise OptionError(
@@ -132,14 +138,14 @@ def tune(function: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) ->
     jaxpr, name, options = jitted.call_of(*args, **kwargs)
     with tuned_choices.trial(()):
         groups = pipeline.current_plan(jaxpr, name, options).groups()
-    found = _tune_kernels(groups, options, begin + budget * KERNELS_SHARE)
-    chosen = tuple(tuned.choice for tuned in found)
+    tuned = _tune_kernels(groups, options, begin + budget * KERNELS_SHARE)
+    chosen = tuple(tuned.choice for tuned in tuned)
     both = [jitted.undonated() for _ in range(2)]
     before, after, faster = _whole(both, (args, kwargs), ((), chosen), budget * WHOLE_SHARE)
-    kept = faster and any(choice != fuse.Choice() for choice in chosen)
-    tuned_choices.remember(jaxpr, options, chosen if kept else (fuse.Choice(),) * len(chosen))
+    gains = faster and any(choice != fuse.Choice() for choice in chosen)
+    tuned_choices.remember(jaxpr, options, chosen if gains else (fuse.Choice(),) * len(chosen))
     jitted.clear_cache()  # what was compiled before is compiled again
-    result = Tuning(name, tuple(found), before, after, kept, time.monotonic() - begin)
+    result = Tuning(name, tuple(tuned), before, after, gains, time.monotonic() - begin)
     print(result)
     return result
 
@@ -239,8 +245,8 @@ class _TuneSearch:
         for name, values in self.target.variations():
             for value in values:
                 best = min(self.times, key=self.times.__getitem__)
-                others = tuple(param for param in best.params if param[0] != name)
-                yield fuse.Choice(best.blocks, tuple(sorted((*others, (name, value)))))
+                other_params = tuple(param for param in best.params if param[0] != name)
+                yield fuse.Choice(best.blocks, tuple(sorted((*other_params, (name, value)))))
 
     def final(self) -> tuple[Choice, float, float]:
         """(best, seconds of the default, seconds of the best): the fastest few again, calls alternating with the default's."""

@@ -88,10 +88,10 @@ def key_of(jaxpr: jex.ClosedJaxpr, options: CompileOptions) -> str:
 @functools.cache
 def fusion_sources(package: pathlib.Path = PACKAGE) -> str:
     """Digest of the part of pbkern that makes groups, and kernels of them."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted((package / "fuse").rglob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _unpacked(payload: bytes) -> Choices:

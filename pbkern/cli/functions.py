@@ -144,11 +144,11 @@ def explained(where: str, what: str) -> Iterator[None]:
 
 def _frames(error: BaseException) -> list[tuple[str, int, str]]:
     """(file, line, function) of a traceback, the innermost last; what JAX leaves out of it counts too."""
-    found, tb = [], error.__traceback__
+    frames, tb = [], error.__traceback__
     while tb is not None:
-        found.append((tb.tb_frame.f_code.co_filename, tb.tb_lineno, tb.tb_frame.f_code.co_name))
+        frames.append((tb.tb_frame.f_code.co_filename, tb.tb_lineno, tb.tb_frame.f_code.co_name))
         tb = tb.tb_next
-    return found
+    return frames
 
 
 def _check_count(name: str, fn, args: tuple, types: Sequence[str] | None) -> None:
@@ -221,11 +221,11 @@ def parse_type(text: str, sizes: Mapping[str, int] | None = None):
     """
     import jax
 
-    found = re.fullmatch(r"\s*(\w+)\s*\[([\w\s,]*)\]\s*", text)
-    dtype = DTYPES.get(found[1], found[1]) if found else None
-    words = [word.strip() for word in found[2].split(",") if word.strip()] if found else []
+    match = re.fullmatch(r"\s*(\w+)\s*\[([\w\s,]*)\]\s*", text)
+    dtype = DTYPES.get(match[1], match[1]) if match else None
+    words = [word.strip() for word in match[2].split(",") if word.strip()] if match else []
     if (
-        found is None
+        match is None
         or dtype not in DTYPES.values()
         or not all(word.isdigit() or word.isidentifier() for word in words)
     ):
@@ -245,10 +245,10 @@ def parse_type(text: str, sizes: Mapping[str, int] | None = None):
 
 def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
     """{"H": 1080} of "H=1080". Raises OptionError."""
-    found = {}
+    sizes = {}
     for text in texts:
         name, _, value = text.partition("=")
         if not name.isidentifier() or not value.isdigit():
             raise OptionError("a size is not understood", why=f"{text!r}", hint="-D H=1080")
-        found[name] = int(value)
-    return found
+        sizes[name] = int(value)
+    return sizes

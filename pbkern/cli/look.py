@@ -90,6 +90,36 @@ def cache(parsed: argparse.Namespace) -> None:
         print(f"{store.size() / 2**20:.1f} of {store.limit >> 20} MB in {store.folder}: {shown}")
 
 
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--measure", action="store_true", help="run each kernel alone and print its time"
+    )
+    parser.add_argument("--verbose", action="store_true", help="list every fusion")
+
+
+def add_tune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--budget", type=float, default=30.0, metavar="SECONDS", help="default %(default)s"
+    )
+
+
+def add_targets(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--coverage", action="store_true", help="list the primitives that kernels may contain"
+    )
+    parser.add_argument(
+        "--devices", action="store_true", help="list the processors that libraries can be made for"
+    )
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        choices=CACHE_ACTIONS,
+        help="print the folder, count what is in it, or empty it",
+    )
+
+
 def add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=pathlib.Path, default=pathlib.Path("pbkern_dump"), metavar="FOLDER"

@@ -82,16 +82,16 @@ def normalised(arguments: Sequence[str]) -> list[str]:
     `pbkern FILE.py:FUNCTION -aot ...`, as the document writes it, is `compile`; without -aot,
     `run`.
     """
-    found = list(arguments)
-    if found[:1] == ["bench"]:
-        return found
-    found = [
+    words = list(arguments)
+    if words[:1] == ["bench"]:
+        return words
+    words = [
         option_flags.as_switch(f"-{arg}" if re.match(r"-[a-z][a-z0-9-]+(=|$)", arg) else arg)
-        for arg in found
+        for arg in words
     ]
-    if found and found[0] not in EXAMPLES and any(re.search(r"\.py:\w", arg) for arg in found):
-        return ["compile" if "--aot" in found else "run", *found]
-    return found
+    if words and words[0] not in EXAMPLES and any(re.search(r"\.py:\w", arg) for arg in words):
+        return ["compile" if "--aot" in words else "run", *words]
+    return words
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,69 +103,55 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", required=True)
-
-    def command(name: str, what: str, **options: Any) -> argparse.ArgumentParser:
-        return commands.add_parser(
-            name,
-            help=what,
-            description=f"{what[0].upper()}{what[1:]}.",
-            epilog=_examples(name),
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            **options,
-        )
-
-    of_functions = {
-        "compile": command("compile", "make a C library of a function"),
-        "run": command("run", "run a function on each backend and compare them, or run a library"),
-        "explain": command("explain", "what was fused and why"),
-        "dump": command("dump", "write every stage of compilation to files"),
-        "tune": command("tune", "search schedules with measured times, and keep what is faster"),
-    }
-    for name, of_function in of_functions.items():
-        of_function.add_argument("function", metavar="FILE.py:FUNCTION" + OTHER_FILES.get(name, ""))
-        of_function.add_argument(
-            "--args", nargs="+", metavar="TYPE", help="argument types, e.g. 'f32[1080,1920,3]'"
-        )
-        of_function.add_argument(
-            "-D",
-            dest="sizes",
-            action="append",
-            default=[],
-            metavar="NAME=SIZE",
-            help="what a name in --args stands for",
-        )
-        of_function.epilog = f"{functions.HELP}\n\n{of_function.epilog}"
-        option_flags.add(of_function)
-    compile.add(of_functions["compile"])
-    run.add(of_functions["run"])
-    of_functions["explain"].add_argument(
-        "--measure", action="store_true", help="run each kernel alone and print its time"
-    )
-    of_functions["explain"].add_argument("--verbose", action="store_true", help="list every fusion")
-    look.add_out(of_functions["dump"])
-    of_functions["tune"].add_argument(
-        "--budget", type=float, default=30.0, metavar="SECONDS", help="default %(default)s"
-    )
-    targets = command("targets", "targets of this installation")
-    targets.add_argument(
-        "--coverage", action="store_true", help="list the primitives that kernels may contain"
-    )
-    targets.add_argument(
-        "--devices", action="store_true", help="list the processors that libraries can be made for"
-    )
-    kept = command("cache", "compiled programs and tuned schedules on disk")
-    kept.add_argument(
-        "action",
-        choices=look.CACHE_ACTIONS,
-        help="print the folder, count what is in it, or empty it",
-    )
-    command(
-        "bench",
-        "time workloads beside their peers, from a checkout of the repository",
-        add_help=False,
-    )
+    for name, (what, add_arguments) in OF_FUNCTIONS.items():
+        command = _command(commands, name, what)
+        _add_function(command, OTHER_FILES.get(name, ""))
+        add_arguments(command)
+    look.add_targets(_command(commands, "targets", "targets of this installation"))
+    look.add_cache(_command(commands, "cache", "compiled programs and tuned schedules on disk"))
+    what = "time workloads beside their peers, from a checkout of the repository"
+    _command(commands, "bench", what, add_help=False)
     return parser
+
+
+def _command(commands: Any, name: str, what: str, **options: Any) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=what,
+        description=f"{what[0].upper()}{what[1:]}.",
+        epilog=_examples(name),
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **options,
+    )
+
+
+# Command of functions -> what it does, and what adds its own arguments.
+OF_FUNCTIONS = {
+    "compile": ("make a C library of a function", compile.add),
+    "run": ("run a function on each backend and compare them, or run a library", run.add),
+    "explain": ("what was fused and why", look.add_explain),
+    "dump": ("write every stage of compilation to files", look.add_out),
+    "tune": ("search schedules with measured times, and keep what is faster", look.add_tune),
+}
+
+
+def _add_function(command: argparse.ArgumentParser, other_files: str) -> None:
+    """Adds the function, the types of its arguments, and the options of its compilation."""
+    command.add_argument("function", metavar="FILE.py:FUNCTION" + other_files)
+    command.add_argument(
+        "--args", nargs="+", metavar="TYPE", help="argument types, e.g. 'f32[1080,1920,3]'"
+    )
+    command.add_argument(
+        "-D",
+        dest="sizes",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="what a name in --args stands for",
+    )
+    command.epilog = f"{functions.HELP}\n\n{command.epilog}"
+    option_flags.add(command)
 
 
 def _examples(*commands: str) -> str:

@@ -87,5 +87,5 @@ def _metavar(kind: str) -> str:
 def _help(name: str) -> str:
     """The first sentence of an option's entry in CompileOptions' documentation."""
     text = " ".join((CompileOptions.__doc__ or "").split())
-    found = re.search(rf"\b{name}(?:, \w+)?: (.*?)(?:\.|:)(?= |$)", text)
-    return found[1].replace("%", "%%") if found else ""
+    match = re.search(rf"\b{name}(?:, \w+)?: (.*?)(?:\.|:)(?= |$)", text)
+    return match[1].replace("%", "%%") if match else ""

@@ -74,7 +74,7 @@ def _run_function(parsed: argparse.Namespace) -> None:
     args = jax.tree.map(_drawn, args)
     ours = functions.decorated(fn, options)
     jitted = getattr(ours, "jitted", ours)  # of a StableHLO program
-    plain, kept = jitted.__wrapped__, getattr(ours, "types_kept", contextlib.nullcontext)
+    plain, types_kept = jitted.__wrapped__, getattr(ours, "types_kept", contextlib.nullcontext)
     static = {
         k: value for k, value in jitted.options.differing().items() if k.startswith("static_")
     }
@@ -84,7 +84,7 @@ def _run_function(parsed: argparse.Namespace) -> None:
     expected = None
     for name, backend in reversed(backends.items()):
         with (
-            kept(),
+            types_kept(),
             functions.explained(parsed.function, f"`{parsed.function}` failed on backend `{name}`"),
         ):
             start = time.perf_counter()
@@ -149,13 +149,13 @@ def _shown(times: Sequence[float]) -> str:
     return f"{min(times) * 1e3:9.3f} ms at best, {float(np.median(times)) * 1e3:9.3f} ms median of {len(times)}"
 
 
-def _compared(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> str:
+def _compared(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> str:
     """Says how far results are from the first backend's.
 
     Raises TargetError where rounding does not explain it.
     """
     worst = 0.0
-    for k, (result, reference) in enumerate(zip(found, expected, strict=True)):
+    for k, (result, reference) in enumerate(zip(results, expected, strict=True)):
         if result.size == 0 or np.array_equal(
             result, reference, equal_nan=result.dtype.kind in "fc"
         ):
@@ -186,10 +186,10 @@ def _run_library(parsed: argparse.Namespace) -> None:
     path = pathlib.Path(parsed.function)
     if not path.is_file():
         raise OptionError(f"there is no file {path}", why=f"in {pathlib.Path.cwd()}")
-    others = option_flags.given(parsed)
-    calls = _calls(others)
-    if others or parsed.args:
-        name = next(iter(others), "args")
+    other_flags = option_flags.given(parsed)
+    calls = _calls(other_flags)
+    if other_flags or parsed.args:
+        name = next(iter(other_flags), "args")
         raise OptionError(
             f"`{name}` concerns functions", why=f"{path} is compiled already", hint="pbkern compile"
         )
@@ -217,14 +217,14 @@ def read_metadata(path: pathlib.Path) -> Mapping[str, Any]:
     """Reads a shared library's metadata. Raises OptionError for libraries of others."""
     from pbkern.aot.loaded import metadata_in
 
-    found = metadata_in(path.read_bytes())
-    if found is None:
+    metadata = metadata_in(path.read_bytes())
+    if metadata is None:
         raise OptionError(
             f"{path} is no library of pbkern's",
             why="it holds no metadata",
             hint="pbkern compile -o NAME.so",
         )
-    return found
+    return metadata
 
 
 def _read(path: str) -> np.ndarray:

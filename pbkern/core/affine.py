@@ -22,8 +22,8 @@ class Affine(Generic[S]):
 
     @staticmethod
     def make(terms: Mapping[S, int], const: int = 0) -> Affine[S]:
-        kept = ((var, int(term)) for var, term in terms.items() if term)
-        return Affine(tuple(sorted(kept, key=lambda term: str(term[0]))), int(const))
+        nonzero = ((var, int(term)) for var, term in terms.items() if term)
+        return Affine(tuple(sorted(nonzero, key=lambda term: str(term[0]))), int(const))
 
     @staticmethod
     def symbol(var: S, coefficient: int = 1) -> Affine[S]:

@@ -240,6 +240,12 @@ _overridden: Config | None = None
 
 
 def current() -> Config:
+    """The settings of the environment, or those of the innermost `override`.
+
+    Examples:
+      >>> pbkern.config.current().pool_megabytes  # unless PBKERN_POOL_MB says otherwise
+      512
+    """
     return _overridden if _overridden is not None else _from_environment()
 
 
@@ -253,6 +259,11 @@ def override(**values: Any) -> Iterator[Config]:
 
     Raises OptionError for unknown names and for values that the environment variable would not
     take.
+
+    Examples:
+      >>> with pbkern.config.override(num_threads=1) as settings:
+      ...     settings.num_threads
+      1
     """
     global _overridden
     checked = {name: _checked(name, value) for name, value in values.items()}

@@ -25,6 +25,13 @@ class PbkernError(Exception):
 
     Attributes:
       repro: path of a program that fails the same way, or None.
+
+    Examples:
+      >>> try:
+      ...     pbkern.jit(lambda x: x, compile_options={"targt": "cpu"})
+      ... except pbkern.errors.PbkernError as e:
+      ...     type(e).__name__, "targt" in str(e)
+      ('OptionError', True)
     """
 
     repro: pathlib.Path | None = None

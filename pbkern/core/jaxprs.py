@@ -50,12 +50,12 @@ def atoms(eqn) -> list[jex.Var]:
 def leading_to(eqns: Sequence, outputs: Iterable, given: Iterable = ()) -> list:
     """Equations in program order that lead to `outputs`, except through `given` values."""
     given = set(given)
-    live, kept = set(outputs) - given, []
+    live, needed = set(outputs) - given, []
     for eqn in reversed(eqns):
         if any(var in live for var in eqn.outvars):
-            kept.append(eqn)
+            needed.append(eqn)
             live.update(atom for atom in atoms(eqn) if atom not in given)
-    return kept[::-1]
+    return needed[::-1]
 
 
 def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
@@ -282,7 +282,7 @@ class _Retrace:
         def step(carry, x):
             out = self.run(inner.jaxpr, inner.consts, [*consts, *carry, *x])
             return tuple(out[: params["num_carry"]]), tuple(
-                y for y, kept in zip(out[params["num_carry"] :], stacked) if kept
+                y for y, used in zip(out[params["num_carry"] :], stacked) if used
             )
 
         carry, ys = jax.lax.scan(
@@ -293,8 +293,8 @@ class _Retrace:
             reverse=params["reverse"],
             unroll=params["unroll"],
         )
-        kept = iter(ys)
-        return [*carry, *(next(kept) if used else None for used in stacked)]
+        used_ys = iter(ys)
+        return [*carry, *(next(used_ys) if used else None for used in stacked)]
 
     def while_loop(self, eqn, operands: list) -> Sequence:
         params = eqn.params

@@ -77,6 +77,13 @@ class CompileOptions:
         reserved for each. None: those of the device.
       torch_polyblocks_select_graphs, torch_polyblocks_filter_graphs: tuples of graph numbers,
         default (). PyTorch: numbers of the graphs that are compiled, and of those that are not.
+
+    Examples:
+      >>> pbkern.CompileOptions(strict_target=True).strict_target
+      True
+      >>> f = pbkern.jit(lambda x: x + 1, compile_options={"strict_target": True})
+      >>> f.options.target
+      'cpu'
     """
 
     target: Target = "cpu"

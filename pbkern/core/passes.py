@@ -113,14 +113,14 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
 
     Raises OptionError for a text that is neither that nor a name.
     """
-    found = re.fullmatch(r"([^{}]+)(?:\{(.*)\})?", text)
+    match = re.fullmatch(r"([^{}]+)(?:\{(.*)\})?", text)
     try:
-        if found is None:
+        if match is None:
             raise ValueError(text)
-        if found[2] == OFF:
-            return found[1], {OFF: True}
-        pairs = [part.split("=", 1) for part in filter(None, (found[2] or "").split(","))]
-        return found[1], {name.strip(): ast.literal_eval(value.strip()) for name, value in pairs}
+        if match[2] == OFF:
+            return match[1], {OFF: True}
+        pairs = [part.split("=", 1) for part in filter(None, (match[2] or "").split(","))]
+        return match[1], {name.strip(): ast.literal_eval(value.strip()) for name, value in pairs}
     except (ValueError, SyntaxError):
         raise OptionError(
             f"`{text}` names no pass with thresholds", hint="write it as unswitch{most_copies=2}"
@@ -149,8 +149,21 @@ def watched() -> Iterator[list[Ran]]:
         yield runs
 
 
-def _raise(compiler_pass: Pass, error: Exception) -> None:
-    raise fallback.PassFailed(compiler_pass.name) from error
+def _raise(failed_pass: Pass, error: Exception) -> None:
+    raise fallback.PassFailed(failed_pass.name) from error
+
+
+def passed_over(name: str) -> Callable[[Pass, Exception], None]:
+    """Lets what is called `name` go on behind a failed pass: with a warning, and as it was."""
+
+    def failed(failed_pass: Pass, error: Exception) -> None:
+        fallback.warn(
+            f"the pass `{failed_pass.name}` failed on `{name}`",
+            error,
+            "the function is compiled without it",
+        )
+
+    return failed
 
 
 def run_passes(
@@ -165,8 +178,8 @@ def run_passes(
 ) -> T:
     """The value after all passes that `context` does not turn off; `verify` raises where a watched one broke its form.
 
-    failed(pass, error) is called for an error behind which the value goes on as it was
-    (core/fallback.py); it may raise.
+    failed(pass, error) is called for an error, of a pass that is not required, behind which the
+    value goes on as it was (core/fallback.py); it may raise.
     """
     runs, settings = _watch.get(), _settings.get() or {}
     for step in passes:
@@ -179,7 +192,7 @@ def run_passes(
             fallback.enter(step.name)
             value = step.function(value, *context)
         except Exception as e:
-            if not fallback.catches(e):
+            if step.required or not fallback.catches(e):
                 raise
             failed(step, e)
         if runs is not None:

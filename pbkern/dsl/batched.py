@@ -52,11 +52,13 @@ def batch(primitive, args, dims, kernel: Kernel):
 
 def _aliased_operands(kernel: Kernel) -> list[int]:
     """Operands of a call that share an array with a result of either stage."""
-    own = [i for i, _ in kernel.aliases]
+    aliased = [i for i, _ in kernel.aliases]
     if kernel.finish is None:
-        return own
-    made = len(kernel.outputs)
-    return own + [i - made + len(kernel.inputs) for i, _ in kernel.finish.aliases if i >= made]
+        return aliased
+    num_results = len(kernel.outputs)
+    return aliased + [
+        i - num_results + len(kernel.inputs) for i, _ in kernel.finish.aliases if i >= num_results
+    ]
 
 
 @functools.lru_cache(maxsize=256)

@@ -29,7 +29,22 @@ interpret_p = jex.Primitive("pbkern_interpret")
 
 @_jax.hides_own_frames
 def call_kernel(kernel: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
-    """Runs a Kernel on arrays of its input types; works under jit, vmap and other JAX transformations."""
+    """Runs a Kernel on arrays of its input types; works under jit, vmap and other JAX transformations.
+
+    Args:
+      kernel: the Kernel.
+      *arrays: one per entry of kernel.in_types, of that shape and dtype.
+      interpret: run in the NumPy interpreter, with bounds and races checked.
+    Returns an array for each of its results. Raises KernelError for arrays of other types.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((4,), "float32"))
+      ... def doubled(x, o):
+      ...     o[...] = 2 * x[...]
+      >>> traced = doubled.trace(jnp.ones(4))  # a Kernel
+      >>> [result.tolist() for result in pbkern.call_kernel(traced, jnp.arange(4.0))]
+      [[0.0, 2.0, 4.0, 6.0]]
+    """
     operands = checked_arrays(arrays, kernel.defined_at)
     given = [ArrayType(tuple(operand.shape), np.dtype(operand.dtype)) for operand in operands]
     if given != list(kernel.in_types):

@@ -50,6 +50,17 @@ def check(condition, message: str, *values, **named) -> None:
     raises what JAX makes of it, with the same text. The error names a file in which the kernel,
     with the operands that it had, fails the same way; for its sake, a compiled kernel with checks
     copies operands that it updates in place before it starts.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((4,), "float32"))
+      ... def root(x, o):
+      ...     pbkern.check((x[...] >= 0).all(), "{} is negative", x[...].min())
+      ...     o[...] = jnp.sqrt(x[...])
+      >>> try:
+      ...     root(jnp.array([1.0, -4.0, 9.0, 16.0]))
+      ... except pbkern.errors.CheckError as e:
+      ...     print(e.kernel, "-4.0 is negative" in str(e))
+      root True
     """
     if np.shape(condition) != ():
         raise KernelError(
@@ -63,7 +74,18 @@ def check(condition, message: str, *values, **named) -> None:
 
 
 def fail(message: str, *values, **named) -> None:
-    """Makes the call fail with CheckError; see `check`. For use under `when`."""
+    """Makes the call fail with CheckError; see `check`. For use under `when`.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((), "int32"))
+      ... def first(n, o):
+      ...     @pbkern.when(n[...] == 0)
+      ...     def _():
+      ...         pbkern.fail("no elements")
+      ...     o[...] = n[...]
+      >>> int(first(jnp.int32(3)))
+      3
+    """
     arrays = [jnp.asarray(value) for value in (*values, *named.values())]
     fail_p.bind(*arrays, message=message, names=(*[None] * len(values), *named))
 
@@ -86,8 +108,8 @@ def error(eqn, kernel: str, program: Sequence[int], values: Sequence) -> CheckEr
 
 def messages(jaxpr: jex.Jaxpr) -> frozenset[str]:
     """Messages of all checks in a body."""
-    found = {eqn.params["message"] for eqn in jaxpr.eqns if eqn.primitive is fail_p}
-    return frozenset(found).union(
+    texts = {eqn.params["message"] for eqn in jaxpr.eqns if eqn.primitive is fail_p}
+    return frozenset(texts).union(
         *(messages(j.jaxpr) for eqn in jaxpr.eqns for j in inner_jaxprs(eqn))
     )
 

@@ -137,13 +137,13 @@ class HostProgram:
 
     def launches(self) -> list[Launch]:
         """Launches in program order, those inside loops and branches once."""
-        found: list[Launch] = []
+        launches: list[Launch] = []
 
         def visit(steps: tuple[Step, ...]) -> None:
             for step in steps:
                 match step:
                     case Launch():
-                        found.append(step)
+                        launches.append(step)
                     case Loop(steps=inner):
                         visit(inner)
                     case HostWhile(condition=c, steps=inner):
@@ -154,18 +154,18 @@ class HostProgram:
                             visit(branch)
 
         visit(self.steps)
-        return found
+        return launches
 
     def runs(self) -> dict[str, int | None]:
         """Kernel's name -> how often one call launches it, where all branches are taken; None if a value decides."""
-        found: dict[str, int | None] = {}
+        runs: dict[str, int | None] = {}
 
         def visit(steps: tuple[Step, ...], times: int | None) -> None:
             for step in steps:
                 match step:
                     case Launch(kernel=k):
-                        before = found.get(k.name, 0)
-                        found[k.name] = None if times is None or before is None else before + times
+                        before = runs.get(k.name, 0)
+                        runs[k.name] = None if times is None or before is None else before + times
                     case Loop(trip_count=n, steps=inner):
                         visit(inner, None if times is None else times * n)
                     case HostWhile(condition=c, steps=inner):
@@ -175,15 +175,15 @@ class HostProgram:
                             visit(branch, times)
 
         visit(self.steps, 1)
-        return found
+        return runs
 
     def kernels(self) -> list[Kernel]:
         """Kernels in program order, each once."""
-        found: list[Kernel] = []
+        kernels: list[Kernel] = []
         for launch in self.launches():
-            if launch.kernel not in found:
-                found.append(launch.kernel)
-        return found
+            if launch.kernel not in kernels:
+                kernels.append(launch.kernel)
+        return kernels
 
     def __str__(self) -> str:
         return f"program {self.name}\n{self.text(lambda kernel: kernel.name)}"

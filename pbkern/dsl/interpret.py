@@ -54,6 +54,19 @@ def interpret(kernel: Kernel, *arrays, check_races: bool = True) -> list[np.ndar
 
     Raises OutOfBoundsError for an index outside a block and, with `check_races`, RaceError for two
     parallel programs that write one element.
+
+    Args:
+      kernel: the Kernel.
+      *arrays: one per entry of kernel.in_types, of that shape and dtype.
+      check_races: two parallel programs that write one element are an error.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((4,), "float32"))
+      ... def doubled(x, o):
+      ...     o[...] = 2 * x[...]
+      >>> traced = doubled.trace(jnp.ones(4))
+      >>> pbkern.interpret(traced, np.arange(4, dtype=np.float32))[0].tolist()
+      [0.0, 2.0, 4.0, 6.0]
     """
     programs, *last = kernel.stages
     results = _interpret_stage(programs, arrays[: len(programs.inputs)], check_races)
@@ -102,15 +115,15 @@ def poison(dtype) -> np.generic:
 
 def parallel_dims(kernel: Kernel) -> tuple[int, ...]:
     """Grid dimensions that some target's CompilerParams declare parallel."""
-    found: set[int] = set()
+    dims: set[int] = set()
     for params in kernel.compiler_params.values():
         semantics = getattr(params, "dimension_semantics", None) or ()
-        found |= {
+        dims |= {
             n
             for n, word in enumerate(semantics)
             if str(getattr(word, "value", word)).lower() == "parallel"
         }
-    return tuple(sorted(found))
+    return tuple(sorted(dims))
 
 
 # --- one program
@@ -129,8 +142,8 @@ class RefMemory:
     @property
     def label(self) -> str:
         """The body's own name for the Ref, if it is known."""
-        own = re.search(r"`(\w+)`", self.name)
-        return own[1] if own else self.name
+        match = re.search(r"`(\w+)`", self.name)
+        return match[1] if match else self.name
 
     def in_bounds(self, axis: int) -> np.ndarray:
         bounds = np.zeros(self.data.shape[axis], bool)
@@ -225,10 +238,10 @@ def block_starts(mapping: BlockMapping, index: tuple[int, ...], prefetched: list
     tables = [RefMemory(f"prefetched operand {n}", array, ()) for n, array in enumerate(prefetched)]
     args = [np.int32(position) for position in index] + tables
     args = args[: len(mapping.index_map.jaxpr.invars)]
-    found = _run(mapping.index_map.jaxpr, mapping.index_map.consts, args, ProgramState(index, ()))
+    starts = _run(mapping.index_map.jaxpr, mapping.index_map.consts, args, ProgramState(index, ()))
     return [
         int(i) * (dim.size if isinstance(dim, Blocked) else 1)
-        for i, dim in zip(found, mapping.dims)
+        for i, dim in zip(starts, mapping.dims)
     ]
 
 
@@ -237,9 +250,9 @@ def _read_block(
 ) -> RefMemory:
     block = np.full(tuple(dim.size for dim in mapping.dims), poison(array.dtype), array.dtype)
     block[window.block] = array[window.array]
-    kept = [n for n, dim in enumerate(mapping.dims) if not isinstance(dim, Squeezed)]
+    axes = [n for n, dim in enumerate(mapping.dims) if not isinstance(dim, Squeezed)]
     data = block.reshape(mapping.ref_shape)
-    inside = tuple(window.block[axis] for axis in kept)
+    inside = tuple(window.block[axis] for axis in axes)
     return RefMemory(
         mapping.origin, data, inside, np.zeros(mapping.ref_shape, bool) if record else None
     )
@@ -262,8 +275,8 @@ def _check_race(
     view = writers[window.array]
     assert buffer.written is not None, "recorded where races are looked for"
     written = buffer.written[buffer.inside].reshape(view.shape)
-    others = view[written]
-    numbers = np.unique(others[others >= 0])
+    numbers_before = view[written]
+    numbers = np.unique(numbers_before[numbers_before >= 0])
     for number in numbers:
         other = np.unravel_index(number, kernel.grid)
         if any(other[dim] != index[dim] for dim in parallel):
@@ -309,9 +322,9 @@ def _equation(eqn, operands: list, program: ProgramState) -> Sequence:
     inner = called_jaxpr(eqn)
     if inner is not None:
         return _run(inner.jaxpr, inner.consts, operands, program)
-    found = numpy_result(eqn, operands)
-    if found is not None:
-        return [found if eqn.outvars[0].aval.shape else found[()]]
+    result = numpy_result(eqn, operands)
+    if result is not None:
+        return [result if eqn.outvars[0].aval.shape else result[()]]
     return list(map(np.asarray, _jax.bind_again(eqn, operands)))
 
 
@@ -492,17 +505,17 @@ def _positions(indices: tuple) -> list[np.ndarray]:
         sum(isinstance(i, Range) for i in indices[: advanced[0]]) if advanced and together else 0
     )
     rank = len(gathered) + len(indices) - len(advanced)
-    found, seen = [], 0
+    places, seen = [], 0
     for index in indices:
         layout = [1] * rank
         if isinstance(index, Range):
             axis = seen if seen < ranges_before else seen + len(gathered)
             layout[axis], seen = index.size, seen + 1
-            found.append((int(index.start) + np.arange(index.size) * index.stride).reshape(layout))
+            places.append((int(index.start) + np.arange(index.size) * index.stride).reshape(layout))
         else:
             layout[ranges_before : ranges_before + len(gathered)] = gathered
-            found.append(np.broadcast_to(np.asarray(index.at, np.int64), gathered).reshape(layout))
-    return found
+            places.append(np.broadcast_to(np.asarray(index.at, np.int64), gathered).reshape(layout))
+    return places
 
 
 def _out_of_bounds(

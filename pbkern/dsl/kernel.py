@@ -40,14 +40,32 @@ class ArrayType:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """`size` elements starting at index * size; the block keeps the dimension."""
+    """`size` elements starting at index * size; the block keeps the dimension.
+
+    Examples:
+      >>> spec = pbkern.BlockSpec((pbkern.Blocked(8), 128), lambda i: (i, 0))  # as (8, 128)
+      >>> spec.block_shape[0]
+      Blocked(size=8)
+    """
 
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Squeezed:
-    """One element at index; the dimension is absent from the Ref."""
+    """One element at index; the dimension is absent from the Ref.
+
+    Examples:
+      >>> row = pbkern.BlockSpec((pbkern.Squeezed(), 4), lambda i: (i, 0))  # as (None, 4): the Ref is [4]
+      >>> @pbkern.kernel(
+      ...     grid=(3,), in_specs=[row], out_specs=row,
+      ...     out_shape=jax.ShapeDtypeStruct((3, 4), "float32"),
+      ... )
+      ... def sorted_rows(x, o):
+      ...     o[...] = -jnp.sort(-x[...])
+      >>> np.asarray(sorted_rows(jnp.arange(12.0).reshape(3, 4)))[1].tolist()
+      [7.0, 6.0, 5.0, 4.0]
+    """
 
     size = 1
 
@@ -59,6 +77,17 @@ class Element:
     `padding` = (low, high) elements may be outside the array: start may be as low as -low, and
     start + size as high as extent + high. What a read returns there is unspecified (NaN in
     interpret mode); stores are dropped.
+
+    Examples:
+      >>> halo = pbkern.BlockSpec((pbkern.Element(6),), lambda i: (4 * i,))  # 4 elements and 2 of the next block
+      >>> @pbkern.kernel(
+      ...     grid=(2,), in_specs=[halo], out_specs=pbkern.BlockSpec((4,), lambda i: (i,)),
+      ...     out_shape=jax.ShapeDtypeStruct((8,), "float32"),
+      ... )
+      ... def sums_of_three(x, o):
+      ...     o[...] = x[0:4] + x[1:5] + x[2:6]
+      >>> sums_of_three(jnp.arange(10.0)).tolist()
+      [3.0, 6.0, 9.0, 12.0, 15.0, 18.0, 21.0, 24.0]
     """
 
     size: int
@@ -123,6 +152,17 @@ class Scratch:
     """Memory private to one thread of programs; keeps its contents over sequential grid steps; starts undefined.
 
     `scoped`: each program writes what it reads, so that nothing is carried from one to the next.
+
+    Examples:
+      >>> @pbkern.kernel(
+      ...     scratch_shapes=[pbkern.Scratch((4,), np.dtype("float32"))],
+      ...     out_shape=jax.ShapeDtypeStruct((4,), "float32"),
+      ... )
+      ... def cubed(x, o, t):
+      ...     t[...] = x[...] * x[...]
+      ...     o[...] = t[...] * x[...]
+      >>> cubed(jnp.arange(4.0)).tolist()
+      [0.0, 1.0, 8.0, 27.0]
     """
 
     shape: tuple[int, ...]
@@ -153,6 +193,14 @@ class Kernel:
         the programs' results, the others are further operands of this kernel; its results are this
         kernel's. What the programs write is private to the kernel, unless the last stage has a
         result that shares its array.
+
+    Examples:
+      >>> f = pbkern.jit(lambda x: (x - x.mean()) / x.std())
+      >>> (kernel,) = f.kernels(jax.ShapeDtypeStruct((256,), "float32"))
+      >>> kernel.grid, [str(operand) for operand in kernel.in_types]
+      ((), ['float32[256]'])
+      >>> kernel.source().startswith("import")
+      True
     """
 
     name: str
@@ -171,8 +219,8 @@ class Kernel:
     @property
     def in_types(self) -> tuple[ArrayType, ...]:
         """Types that a call takes: the programs' operands, then the last stage's own."""
-        own = tuple(operand.array for operand in self.inputs)
-        return own if self.finish is None else own + self.finish.in_types[len(self.outputs) :]
+        types = tuple(operand.array for operand in self.inputs)
+        return types if self.finish is None else types + self.finish.in_types[len(self.outputs) :]
 
     @property
     def out_types(self) -> tuple[ArrayType, ...]:

@@ -40,7 +40,15 @@ LINE_WIDTH = 100
 
 
 def source(kernel: Kernel) -> str:
-    """DSL source of a kernel: imports, its last stage, index maps that need statements, decorator, body."""
+    """DSL source of a kernel: imports, its last stage, index maps that need statements, decorator, body.
+
+    The text is a program: `rebuild` makes the same kernel of it.
+
+    Examples:
+      >>> (traced,) = pbkern.jit(lambda x: x * 2).kernels(jax.ShapeDtypeStruct((8,), "float32"))
+      >>> "out0[...] = b" in pbkern.source(traced)
+      True
+    """
     imports: set[str] = set()
     lines = _definition(kernel.finish, imports) if kernel.finish else []
     lines += _definition(kernel, imports)
@@ -81,17 +89,27 @@ def _definition(kernel: Kernel, imports: set[str]) -> list[str]:
 
 
 def rebuild(text: str) -> Kernel:
-    """Runs DSL source and traces the (last) kernel that it defines. It must give in_types."""
+    """Runs DSL source and traces the (last) kernel that it defines. It must give in_types.
+
+    Args:
+      text: as `source` writes it, edited or not. It is run as a program of its own.
+    Raises KernelError where it defines no kernel with in_types, and what running it raises.
+
+    Examples:
+      >>> (traced,) = pbkern.jit(lambda x: x * 2).kernels(jax.ShapeDtypeStruct((8,), "float32"))
+      >>> pbkern.rebuild(traced.source()).content == traced.content
+      True
+    """
     filename = f"<pbkern kernel {abs(hash(text)):x}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     namespace: dict = {"__name__": "pbkern_rebuilt"}
     exec(compile(text, filename, "exec"), namespace)
-    found = [value for value in namespace.values() if isinstance(value, KernelFunction)]
-    if not found:
+    kernels = [value for value in namespace.values() if isinstance(value, KernelFunction)]
+    if not kernels:
         raise KernelError(
             "the source defines no kernel", hint="a function under @pbkern.kernel(...)"
         )
-    return found[-1].trace()
+    return kernels[-1].trace()
 
 
 def same_kernel(kernel: Kernel, other: Kernel) -> bool:
@@ -194,10 +212,10 @@ def _ref_names(kernel: Kernel) -> list[str]:
         f"out{n}" for n in range(len(kernel.outputs))
     ]
     plain += [f"scratch{n}" for n in range(len(kernel.scratch))]
-    own = [re.search(r"`(\w+)`", operand.origin) for operand in kernel.inputs + kernel.outputs]
+    matches = [re.search(r"`(\w+)`", operand.origin) for operand in kernel.inputs + kernel.outputs]
     names = [
         match.group(1) if match else fallback
-        for match, fallback in itertools.zip_longest(own, plain)
+        for match, fallback in itertools.zip_longest(matches, plain)
     ]
     taken = {"jax", "jnp", "lax", "pbkern", kernel.name}
     return plain if len(set(names)) < len(names) or taken & set(names) else names
@@ -379,9 +397,9 @@ class _Printer:
         self.scope.names |= {var: self.scope.expr(atom) for var, atom in zip(inner, atoms)}
 
     def function_name(self, kind: str) -> str:
-        while (found := f"{kind}_{next(self._functions)}") in self.reserved:
+        while (name := f"{kind}_{next(self._functions)}") in self.reserved:
             pass
-        return found
+        return name
 
     def cond(self, eqn, producers: dict) -> list[str]:
         kind, selected = selector(eqn, producers)

@@ -37,6 +37,17 @@ class BlockSpec:
         whole array.
       index_map: grid indices -> one index per array dimension; None: all zeros.
       memory_space: "any", or a space that the target names.
+
+    Examples:
+      >>> rows = pbkern.BlockSpec((16, 128), lambda i: (i, 0))  # program 3 sees rows 48 to 63
+      >>> @pbkern.kernel(
+      ...     grid=(4,), in_specs=[rows], out_specs=rows,
+      ...     out_shape=jax.ShapeDtypeStruct((64, 128), "float32"),
+      ... )
+      ... def doubled(x, o):
+      ...     o[...] = 2 * x[...]
+      >>> float(doubled(jnp.ones((64, 128))).sum())
+      16384.0
     """
 
     block_shape: Sequence[int | BlockDim | None] | None = None
@@ -55,6 +66,17 @@ class GridSpec:
 
     The first `num_scalar_prefetch` operands are whole arrays, which index maps receive too (as
     Refs, after the grid indices) and which `in_specs` leaves out.
+
+    Examples:
+      >>> pick = pbkern.BlockSpec((1, 4), lambda i, rows: (rows[i], 0))
+      >>> put = pbkern.BlockSpec((1, 4), lambda i, rows: (i, 0))
+      >>> spec = pbkern.GridSpec(grid=(2,), in_specs=[pick], out_specs=put, num_scalar_prefetch=1)
+      >>> @pbkern.kernel(grid_spec=spec, out_shape=jax.ShapeDtypeStruct((2, 4), "float32"))
+      ... def picked(rows, x, o):
+      ...     o[...] = x[...]
+      >>> x = jnp.arange(12.0).reshape(3, 4)
+      >>> np.asarray(picked(jnp.array([2, 0]), x))[:, 0].tolist()
+      [8.0, 0.0]
     """
 
     grid: int | Sequence[int] = ()
@@ -76,15 +98,15 @@ def array_type(x, what: str, at: str | None = None) -> ArrayType:
             hint="jax.ShapeDtypeStruct((8, 128), jnp.float32)",
         )
     try:
-        found = ArrayType(tuple(int(size) for size in x.shape), np.dtype(x.dtype))
-        if not found.dtype.isnative:
+        type_ = ArrayType(tuple(int(size) for size in x.shape), np.dtype(x.dtype))
+        if not type_.dtype.isnative:
             raise KernelError(
                 f"{what} has the bytes of its elements in another order than this machine",
                 at=at,
                 why=f"dtype {x.dtype.str}",
                 hint="x.astype(x.dtype.newbyteorder('='))",
             )
-        return found
+        return type_
     except TypeError:
         raise KernelError(
             f"{what} has a dtype that kernels do not take",

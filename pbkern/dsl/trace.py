@@ -115,6 +115,17 @@ def kernel(
     that no program stores to are what was in memory.
 
     Raises KernelError, at the body's line, when called or traced.
+
+    Examples:
+      >>> rows = pbkern.BlockSpec((16, 128), lambda i: (i, 0))
+      >>> @pbkern.kernel(
+      ...     grid=(4,), in_specs=[rows, pbkern.BlockSpec()], out_specs=rows,
+      ...     out_shape=jax.ShapeDtypeStruct((60, 128), "float32"),
+      ... )
+      ... def scaled(x, scale, o):
+      ...     o[...] = x[...] * scale[...]
+      >>> scaled(jnp.ones((60, 128)), jnp.full((1, 128), 3.0))[59, 127].tolist()
+      3.0
     """
     spec = grid_spec or GridSpec(grid, in_specs, out_specs, scratch_shapes, num_scalar_prefetch)
 
@@ -214,16 +225,16 @@ class KernelFunction(PublicNames, PickledByName):
         if not types and self._in_types is not None:
             types = tuple(self._in_types)
         if types not in self._traced:
-            own = types if self._finish is None else types[: self._operand_count()]
+            types_of_programs = types if self._finish is None else types[: self._operand_count()]
             finish = (
                 None
                 if self._finish is None
-                else self._finish.trace(*self._out_types, *types[len(own) :])
+                else self._finish.trace(*self._out_types, *types[len(types_of_programs) :])
             )
             self._traced[types] = trace_kernel(
                 self.body,
                 grid=self.grid_spec.grid,
-                in_types=own,
+                in_types=types_of_programs,
                 out_types=self._out_types,
                 in_specs=self.grid_spec.in_specs,
                 out_specs=self._flat_out_specs(),
@@ -280,9 +291,9 @@ class KernelFunction(PublicNames, PickledByName):
 
 
 def _remade(state: dict) -> KernelFunction:
-    made = object.__new__(KernelFunction)
-    vars(made).update(state)
-    return made
+    function = object.__new__(KernelFunction)
+    vars(function).update(state)
+    return function
 
 
 # --- tracing
@@ -454,10 +465,10 @@ def _rewrite(eqn, *operands) -> list | None:
             why=f"{eqn.outvars[0].aval}",
             hint="scratch_shapes=[pbkern.Scratch(shape, dtype)] gives the body one",
         )
-    found = refs.rewrite(eqn, *operands)
-    if found is None:
-        found = prng_keys.rewrite(eqn, operands, _translated, functools.partial(_bind, eqn))
-    return numpy_primitives.rewrite(eqn, *operands) if found is None else found
+    results = refs.rewrite(eqn, *operands)
+    if results is None:
+        results = prng_keys.rewrite(eqn, operands, _translated, functools.partial(_bind, eqn))
+    return numpy_primitives.rewrite(eqn, *operands) if results is None else results
 
 
 def _translated(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
@@ -465,9 +476,9 @@ def _translated(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
 
 
 def _bind(eqn, *operands) -> Sequence:
-    found = numpy_primitives.rewrite(eqn, *operands)
-    if found is not None:
-        return found
+    results = numpy_primitives.rewrite(eqn, *operands)
+    if results is not None:
+        return results
     return _jax.bind_again(eqn, operands)
 
 
@@ -479,9 +490,9 @@ def needs_x64(dtypes) -> bool:
 
 def body_dtypes(jaxpr: jex.Jaxpr) -> set[np.dtype]:
     """Dtypes of every value in a body, control flow included."""
-    found = {np.dtype(array_aval(var).dtype) for eqn in jaxpr.eqns for var in eqn.outvars}
-    found |= {np.dtype(array_aval(var).dtype) for var in jaxpr.invars}
-    return found.union(*(body_dtypes(j.jaxpr) for eqn in jaxpr.eqns for j in inner_jaxprs(eqn)))
+    dtypes = {np.dtype(array_aval(var).dtype) for eqn in jaxpr.eqns for var in eqn.outvars}
+    dtypes |= {np.dtype(array_aval(var).dtype) for var in jaxpr.invars}
+    return dtypes.union(*(body_dtypes(j.jaxpr) for eqn in jaxpr.eqns for j in inner_jaxprs(eqn)))
 
 
 def check_grid(grid, at: str | None) -> tuple[int, ...]:
@@ -548,10 +559,10 @@ def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
         for target, param in params.items():
             _check_params(target, param, at)
         return dict(params)
-    found = {}
+    by_target = {}
     for param in params if isinstance(params, (tuple, list)) else (params,):
         target = getattr(param, "target_name", None)
-        if target is None or target in found:
+        if target is None or target in by_target:
             raise KernelError(
                 "compiler_params names no target"
                 if target is None
@@ -561,8 +572,8 @@ def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
                 hint="a target's CompilerParams, or {target name: CompilerParams}",
             )
         _check_params(target, param, at)
-        found[target] = param
-    return found
+        by_target[target] = param
+    return by_target
 
 
 def _check_params(target, params: Any, at: str | None) -> None:

@@ -45,8 +45,8 @@ class Node:
 
     @property
     def seconds(self) -> float:
-        own = self.schedule.cost.seconds if self.schedule else 0.0
-        return own + (self.finish.seconds if self.finish else 0.0)
+        seconds = self.schedule.cost.seconds if self.schedule else 0.0
+        return seconds + (self.finish.seconds if self.finish else 0.0)
 
     def scatters(self) -> bool:
         return any(eqn.primitive.name in SCATTERS for eqn in self.eqns)
@@ -58,11 +58,11 @@ class Node:
         """
         if self._found[0] is not self.eqns or self._found[1] is not self.finish:
             eqns = [*self.eqns, *(self.finish.eqns if self.finish else ())]
-            made = {var for eqn in eqns for var in eqn.outvars}
+            computed = {var for eqn in eqns for var in eqn.outvars}
             self._found = (
                 self.eqns,
                 self.finish,
-                frozenset(atom for eqn in eqns for atom in atoms(eqn) if atom not in made),
+                frozenset(atom for eqn in eqns for atom in atoms(eqn) if atom not in computed),
             )
         return self._found[2]
 
@@ -92,10 +92,20 @@ class Partition:
     nodes: list[Node]
     edges: list[Edge]
 
+    def __str__(self) -> str:
+        """A line per node: what it is, how many equations it has, its results and modelled time."""
+        rows = []
+        for node in self.nodes:
+            names = ", ".join(eqn.primitive.name for eqn in node.eqns)
+            results = " ".join(output.aval.str_short() for output in node.outputs)
+            time = f", {node.seconds * 1e6:.2f} us" if node.schedule else ""
+            rows.append(f"{node.kind} of {len(node.eqns)}{time} -> {results}\n  {names}")
+        return "\n".join(rows)
+
     def groups(self) -> list[Node]:
         """Groups of this jaxpr and of the control flow in it."""
-        own = [node for node in self.nodes if node.kind == "group"]
-        return own + [
+        groups = [node for node in self.nodes if node.kind == "group"]
+        return groups + [
             group
             for node in self.nodes
             for i in node.inner.values()

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from jax.extend import core as jex
@@ -14,7 +13,7 @@ from jax.extend import core as jex
 from pbkern.core import fallback
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.ops.shared_products import shared_products
-from pbkern.core.passes import Pass, run_passes
+from pbkern.core.passes import Pass, passed_over, run_passes
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import rounded_products, steps_memoised
 from pbkern.fuse.algebra.contraction_precision import set_precision
@@ -22,9 +21,9 @@ from pbkern.fuse.algebra.late_division import delay_normalisation
 from pbkern.fuse.algebra.log_of_exp import cancel_log_of_exp
 from pbkern.fuse.algebra.outer_products import multiply_outer
 from pbkern.fuse.algebra.prng_keys import keys_as_words
-from pbkern.fuse.algebra.reassociate_row_sums import sums_of_results
+from pbkern.fuse.algebra.reassociate_row_sums import SumResults
 from pbkern.fuse.algebra.round_operations import round_operations
-from pbkern.fuse.complex.to_pairs import complex_as_pairs
+from pbkern.fuse.complex.to_pairs import ComplexAsPairs
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.emit.choices import Choice, apply, groups_of
 from pbkern.fuse.emit.explain import Explanation, explain
@@ -39,66 +38,30 @@ from pbkern.fuse.emit.plan import (
     xla_segment,
 )
 from pbkern.fuse.graph import Node
-from pbkern.fuse.indexing.gather_hoisting import hoist_gathers
-from pbkern.fuse.indexing.gather_to_select import gathers_to_selects
+from pbkern.fuse.indexing.gather_hoisting import HoistGathers
+from pbkern.fuse.indexing.gather_to_select import GathersToSelects
 from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
-from pbkern.fuse.indexing.static_updates import updates_to_selects
+from pbkern.fuse.indexing.static_updates import UpdatesToSelects
 from pbkern.fuse.indexing.transpose_motion import move_transposes
 from pbkern.fuse.indexing.transposed_operands import fold_transposes
 from pbkern.fuse.loops.batched_while import loops_as_one
 from pbkern.fuse.loops.constants_of_bodies import hoist_constants_of_bodies
 from pbkern.fuse.loops.dead_carries import drop_dead_carries
-from pbkern.fuse.loops.full_unrolling import unroll_loops
+from pbkern.fuse.loops.full_unrolling import UnrollLoops
 from pbkern.fuse.loops.induction_variables import count_loops, walk_counters
-from pbkern.fuse.loops.invariant_hoisting import hoist_invariants
+from pbkern.fuse.loops.invariant_hoisting import HoistInvariants
 from pbkern.fuse.loops.mask_sinking import SinkMasks
+from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.partition.donation import use_donated
-from pbkern.fuse.partition.leave_layouts_to_xla import leave_layout_ops
-from pbkern.fuse.partition.passes import partition
-from pbkern.fuse.simplify.driver import simplify
+from pbkern.fuse.partition.passes import WHOLE_PASSES, partition
+from pbkern.fuse.simplify.driver import Simplify
 from pbkern.fuse.simplify.literal_operands import operands_as_equations
 from pbkern.fuse.simplify.proved_ranges import drop_proved_ranges
-from pbkern.fuse.split.two_stage import split_reductions
+from pbkern.fuse.split.two_stage import SPLIT_REDUCTIONS
 from pbkern.fuse.tiling.online_analysis import chunks_allowed
 from pbkern.fuse.tiling.search_memo import searches_memoised
 
 __all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "left_whole", "plan"]
-
-
-@dataclass(frozen=True)
-class FuseOptions:
-    """Facts that passes over the jaxpr may know.
-
-    Attributes:
-      machine: sizes and prices of the target.
-      platform: its name, by which functions choose between implementations.
-      unsafe: rewrites may change rounding and drop NaNs as compile_options say; fast: sums may be
-        reassociated.
-      unrolls: loops may be written out.
-      precision: mm_conv_precision_mode.
-      rounds: each operation on 16-bit floats rounds its result.
-    """
-
-    machine: CostModel
-    platform: str
-    unsafe: bool = True
-    fast: bool = True
-    unrolls: bool = True
-    precision: str | None = None
-    rounds: bool = False
-
-    @classmethod
-    def of(cls, options: object, machine: CostModel) -> FuseOptions:
-        """From any object; see `plan`."""
-        return cls(
-            machine,
-            machine.name,
-            unsafe=not getattr(options, "disable_unsafe_math_canonicalizations", False),
-            fast=not getattr(options, "mlir_disable_fast_math", False),
-            unrolls=not getattr(options, "disable_affine_fusion", False),
-            precision=getattr(options, "mm_conv_precision_mode", None),
-            rounds=getattr(options, "emulate_precision_casts", False),
-        )
 
 
 def _of_jaxpr(
@@ -109,7 +72,6 @@ def _of_jaxpr(
 
 
 _unsafe = attrgetter("unsafe")
-_fast = attrgetter("fast")
 
 
 def _fast_and_unsafe(options: FuseOptions) -> bool:
@@ -123,7 +85,7 @@ FUSE_PASSES = (
     ),
     Pass(
         "complex as pairs",
-        _of_jaxpr(complex_as_pairs),
+        ComplexAsPairs(),
         "no later pass meets complex numbers, but at the ends",
         required=True,
     ),
@@ -147,9 +109,7 @@ FUSE_PASSES = (
     Pass("batched whiles as one", _of_jaxpr(loops_as_one), "loops of a batch run together"),
     Pass(
         "simplify",
-        lambda closed, options: simplify(
-            closed, unsafe_math=options.unsafe, platform=options.platform
-        ),
+        Simplify(),
         "calls are inlined, so that later passes see every equation",
         required=True,
     ),
@@ -159,19 +119,19 @@ FUSE_PASSES = (
     Pass("sink masks", SinkMasks(), "masks are made where they are read, inside loops"),
     Pass(
         "place updates",
-        _of_jaxpr(updates_to_selects),
+        UpdatesToSelects(),
         "updates at known places are selects, which fuse",
     ),
     Pass("repeat first", _of_jaxpr(repeats_to_broadcasts), "repeats are broadcasts, which fuse"),
     Pass(
         "choose pieces",
-        _of_jaxpr(gathers_to_selects),
+        GathersToSelects(),
         "gathers of few pieces are selects, which fuse",
     ),
     Pass("drop dead carries", _of_jaxpr(drop_dead_carries), "loops carry what somebody reads"),
     Pass(
         "write out loops",
-        _of_jaxpr(unroll_loops),
+        UnrollLoops(),
         "short loops fuse with what is around them",
         when=lambda options: options.unrolls,
     ),
@@ -182,7 +142,7 @@ FUSE_PASSES = (
     ),
     Pass(
         "hoist invariants",
-        lambda closed, options: hoist_invariants(closed, options.machine),
+        HoistInvariants(),
         "what no turn changes is made once",
     ),
     Pass(
@@ -196,7 +156,7 @@ FUSE_PASSES = (
         _of_jaxpr(multiply_outer),
         "contractions without sums are products, which fuse",
     ),
-    Pass("pick early", _of_jaxpr(hoist_gathers), "arithmetic runs on what gathers have picked"),
+    Pass("pick early", HoistGathers(), "arithmetic runs on what gathers have picked"),
     Pass(
         "divide late",
         _of_jaxpr(delay_normalisation),
@@ -205,7 +165,7 @@ FUSE_PASSES = (
     ),
     Pass(
         "sum results",
-        _of_jaxpr(sums_of_results),
+        SumResults(),
         "row sums ride on contractions",
         when=_fast_and_unsafe,
     ),
@@ -214,12 +174,7 @@ FUSE_PASSES = (
         _of_jaxpr(fold_transposes),
         "contractions know how their operands are stored",
     ),
-    Pass(
-        "split reductions",
-        lambda closed, options: split_reductions(closed, options.machine),
-        "narrow reductions keep all cores busy",
-        when=_fast,
-    ),
+    SPLIT_REDUCTIONS,
     Pass(
         "operands as equations",
         _of_jaxpr(operands_as_equations),
@@ -227,21 +182,6 @@ FUSE_PASSES = (
         required=True,
     ),
 )
-
-
-def _passed_over(name: str) -> Callable[[Pass, Exception], None]:
-    """Lets the function `name` go on behind a failed pass: with a warning, and the jaxpr as it was."""
-
-    def failed(failed_pass: Pass, error: Exception) -> None:
-        if failed_pass.required:
-            raise error
-        fallback.warn(
-            f"the pass `{failed_pass.name}` failed on `{name}`",
-            error,
-            "the function is compiled without it",
-        )
-
-    return failed
 
 
 def plan(
@@ -272,20 +212,21 @@ def plan(
     """
     results, strict = closed.out_avals, bool(getattr(options, "strict_target", False))
     wanted = FuseOptions.of(options, machine)
-    simple = run_passes("jaxpr", FUSE_PASSES, closed, wanted, of=name, failed=_passed_over(name))
+    simple = run_passes("jaxpr", FUSE_PASSES, closed, wanted, of=name, failed=passed_over(name))
     with steps_memoised(), searches_memoised(), chunks_allowed(wanted.fast):
         parts = partition(simple, machine, supports, options, name)
-        if not strict:
-            leave_layout_ops(parts.nodes)
+        run_passes("partition", WHOLE_PASSES, parts, options, of=name)
         apply(parts.groups(), choices, machine)
     use_donated(parts.nodes, simple.jaxpr, donated)
     with during(rounded_products, shared_products(simple.jaxpr) if wanted.fast else frozenset()):
         segments = make_segments(name, simple, parts.nodes, params_for)
     if strict:
         refuse_leftovers(name, segments)
-    made = Plan(name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes)
-    made.explanation = explain(name, parts, made)
-    return made
+    result = Plan(
+        name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes
+    )
+    result.explanation = explain(name, parts, result)
+    return result
 
 
 def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tuple[Segment, ...]:
@@ -298,8 +239,8 @@ def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tupl
         if run[0].kind == "xla":
             segments.append(xla_segment(run, needed))
             continue
-        made = {output for node in run for output in node.outputs}
-        read = {var for node in run for var in node.reads()} - made
+        computed = {output for node in run for output in node.outputs}
+        read = {var for node in run for var in node.reads()} - computed
         reads = tuple(
             var for var in (*jaxpr.constvars, *jaxpr.invars, *_made_before(segments)) if var in read
         )
@@ -311,9 +252,9 @@ def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tupl
 
 def left_whole(closed: jex.ClosedJaxpr, name: str) -> Plan:
     """The plan that leaves all of a function to XLA."""
-    made = Plan(name, closed.jaxpr, as_arrays(closed.consts), (), closed.out_avals, whole=closed)
-    made.explanation = Explanation(name, (), (), tuple(made.left_to_xla()))
-    return made
+    result = Plan(name, closed.jaxpr, as_arrays(closed.consts), (), closed.out_avals, whole=closed)
+    result.explanation = Explanation(name, (), (), tuple(result.left_to_xla()))
+    return result
 
 
 def _compiled_segment(

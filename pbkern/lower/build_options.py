@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class BuildOptions:
         )
 
     @property
-    def policy(self) -> Any:
+    def policy(self) -> object:
         """The target's NestPolicy (lower/nest/context.py); None where it has no answers of its own."""
         return None
 

@@ -36,7 +36,7 @@ from pbkern.lower.nest.interpret import NestMemory
 from pbkern.lower.nest.ir import Buf, Let, Names, Stmt
 from pbkern.lower.nest.verify import verify
 from pbkern.lower.operand_buffers import operand_buffers
-from pbkern.lower.passes.dead_points import Body, trim
+from pbkern.lower.passes.dead_points import DROP_DEAD_POINTS, Body
 from pbkern.lower.passes.uniform_axes import narrow, narrowed_buffers, uniform_axes
 from pbkern.lower.rules import debug_callbacks
 from pbkern.lower.rules.views import index_value
@@ -424,20 +424,29 @@ class _Building:
         axes = uniform_axes([stmts for _, stmts in built])
         made = narrowed_buffers(axes)
         scratch = tuple(made.get(buf, buf) for buf in self.scratch)
-        narrowed = [narrow(stmts, axes, made, context.pool) for context, stmts in built]
+        bodies = [
+            Body(
+                narrow(stmts, axes, made, context.pool),
+                context.pool,
+                context.bounds,
+                self._handed_on(edge_variant, made),
+            )
+            for (context, stmts), edge_variant in zip(built, variants)
+        ]
         if any(edge_variant.guarded for edge_variant in variants):
-            narrowed = trim(
-                [
-                    Body(stmts, context.pool, context.bounds, self._handed_on(edge_variant, made))
-                    for (context, _), stmts, edge_variant in zip(built, narrowed, variants)
-                ]
+            bodies = run_passes(
+                "nests",
+                (DROP_DEAD_POINTS,),
+                bodies,
+                of=self.kernel.name,
+                show=lambda bodies: "\n\n".join(ir.show(body.stmts) for body in bodies),
             )
         for (context, _), variant in zip(built, variants):
             context.kept = frozenset(scratch)
             context.bounds.update(variant.bounds)
         return scratch, tuple(
-            BodyCase(tuple(stmts), ctx, edge_variant)
-            for (ctx, _), stmts, edge_variant in zip(built, narrowed, variants)
+            BodyCase(tuple(body.stmts), ctx, edge_variant)
+            for (ctx, _), body, edge_variant in zip(built, bodies, variants)
         )
 
     def _handed_on(self, variant: EdgeVariant, made: Mapping[Buf, Buf]) -> dict[Buf, tuple]:

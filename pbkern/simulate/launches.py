@@ -43,6 +43,27 @@ def simulate_ptx(
         threads that are not together and waits without end always are.
     Returns what it has cost. Raises SimulationError; KernelError for arguments that do not fit;
     InternalError for instructions that are not simulated.
+
+    Examples:
+      >>> text = '''
+      ... .version 8.0
+      ... .target sm_90a
+      ... .address_size 64
+      ... .visible .entry doubled(.param .u64 x) {
+      ... .reg .b32 %t; .reg .b64 %a; .reg .f32 %f;
+      ... ld.param.u64 %a, [x];
+      ... mov.u32 %t, %tid.x;
+      ... mad.wide.u32 %a, %t, 4, %a;
+      ... ld.global.f32 %f, [%a];
+      ... add.f32 %f, %f, %f;
+      ... st.global.f32 [%a], %f;
+      ... ret;
+      ... }
+      ... '''
+      >>> x = np.arange(4, dtype=np.float32)
+      >>> counts = pbkern.simulate_ptx(text, grid=1, block=4, arrays=[x])
+      >>> x.tolist()
+      [0.0, 2.0, 4.0, 6.0]
     """
     program = _parsed(text)
     values, held = _arguments(program, arrays)

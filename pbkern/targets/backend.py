@@ -150,11 +150,11 @@ def device_functions(
     `ready` is called with each function before the next is made. Raises what lowering raises, with
     a file that repeats it.
     """
-    found: dict[int, Device] = {}
-    made: dict[tuple, Device] = {}
+    functions: dict[int, Device] = {}
+    shared: dict[tuple, Device] = {}
     for n, kernel in enumerate(program.kernels()):
         options = options_of(kernel)
-        function = made.get((kernel.content, options))
+        function = shared.get((kernel.content, options))
         if function is None:
             try:
                 function = device_function(kernel, options, passes, emit, f"k{n}_{kernel.name}")
@@ -163,9 +163,9 @@ def device_functions(
                 raise
             ready(function)
             if function.is_shared:
-                made[kernel.content, options] = function
-        found[id(kernel)] = function
-    return found
+                shared[kernel.content, options] = function
+        functions[id(kernel)] = function
+    return functions
 
 
 def lowered(program: HostProgram, backend: ProgramBackend[Any, Host], options: Any) -> Host:

@@ -1,5 +1,6 @@
 """mlir_disable_fast_math: no contraction, and sums of floats in the order of their elements."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,6 +25,15 @@ def test_sums_are_in_order():
     np.testing.assert_array_equal(
         pbkern.jit(lambda x: x.sum(1), compile_options=STRICT)(rows), [in_order(r) for r in rows]
     )
+
+
+def test_sums_in_loops_are_in_order():
+    x = rng.standard_normal(300_000).astype(np.float32)
+
+    def twice(x):
+        return jax.lax.fori_loop(0, 2, lambda _, carry: (carry[0], carry[0].sum()), (x, x[0]))[1]
+
+    assert pbkern.jit(twice, compile_options=STRICT)(x) == in_order(x)
 
 
 def test_products_are_rounded_before_they_are_added():

@@ -83,7 +83,7 @@ def test_printed_kernels_rebuild():
 
 
 @pytest.mark.parametrize(("stage", "text"), [
-    ("jaxpr", "lambda"), ("plan", "1 kernel(s)"), ("kernels", "@pbkern.kernel"), ("nests", "nest"),
+    ("jaxpr", "lambda"), ("plan", "1 kernel(s)"), ("kernels", "@pbkern.kernel"), ("nests", "nest"), ("schedule", "programs"),
     ("mlir", "func.func"), ("llvm", "llvm.func"),
 ])  # fmt: skip
 def test_every_stage_can_be_read(stage, text):
@@ -105,7 +105,7 @@ def test_each_pass_can_be_read():
 
 def test_an_unknown_stage_is_explained():
     f = pbkern.jit(normalise)
-    with pytest.raises(OptionError, match="no stage `hlo`"):
+    with pytest.raises(OptionError, match=r"no stage `hlo`(.|\n)*nests, schedule, mlir"):
         f.as_text(X, stage="hlo")
     with pytest.raises(
         OptionError, match=r"no pass `pak` ran in stage `nests`(.|\n)*merge nests, (.|\n)*pack"
@@ -124,8 +124,9 @@ def test_dumped_kernels_rebuild_and_agree(tmp_path):
         "2_plan.txt",
         "3_kernels.py",
         "4_nests.txt",
-        "5_mlir.mlir",
-        "6_llvm.mlir",
+        "5_schedule.txt",
+        "6_mlir.mlir",
+        "7_llvm.mlir",
         "times.txt",
     }
     assert {p.name for p in folder.iterdir()} >= names

@@ -113,7 +113,7 @@ def test_tuning_in_earnest_keeps_results_and_stays_within_its_budget(capsys):
     assert "candidate(s)" in out
     assert result.seconds < 15
     assert result.kernels[0].tried > 0
-    assert not result.kept or result.after < result.before
+    assert not result.improved or result.after < result.before
     np.testing.assert_allclose(f(X), want, rtol=1e-5, atol=1e-7)
 
 
@@ -122,7 +122,7 @@ def test_what_is_faster_is_kept_and_used(monkeypatch):
     default = f.kernels(X)[0].grid
     timed_by(monkeypatch, later_is_faster)
     result = tune(f, X, budget=20.0)
-    assert result.kept
+    assert result.improved
     assert result.kernels[0].choice != Choice()
     assert result.kernels[0].differing == 0
     (kernel,) = f.kernels(X)
@@ -150,7 +150,7 @@ def test_kernels_that_are_faster_alone_but_not_together_are_not_kept(monkeypatch
     timed_by(monkeypatch, seconds_of)
     result = tune(f, X, budget=20.0)
     assert result.kernels[0].choice != Choice()
-    assert not result.kept
+    assert not result.improved
     assert "not faster" in str(result)
     assert f.kernels(X)[0].source() == before
 
@@ -166,7 +166,7 @@ def test_what_is_faster_only_now_and_then_is_not_kept(monkeypatch):
 def test_equal_times_keep_the_models_choice(monkeypatch):
     timed_by(monkeypatch, lambda turn, calls: [1.0] * len(calls))
     result = tune(pbkern.jit(softmax), X, budget=10.0)
-    assert not result.kept
+    assert not result.improved
     assert result.kernels[0].choice == Choice()
     assert "nothing better" in str(result)
 
@@ -177,7 +177,7 @@ def test_candidates_with_other_results_are_refused(monkeypatch):
     result = tune(pbkern.jit(softmax), X, budget=5.0)
     assert result.kernels[0].tried == result.kernels[0].differing > 0
     assert result.kernels[0].choice == Choice()
-    assert not result.kept
+    assert not result.improved
 
 
 def test_several_kernels_and_plain_functions_and_types():

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.fuse.indexing.static_updates import updates_to_selects
+from pbkern.fuse.indexing.static_updates import UpdatesToSelects
 from pbkern.fuse.simplify.driver import simplify
 
 from .checking import check, planned, rand
@@ -110,7 +110,7 @@ def test_known_places_are_slices():
         )
 
     x = jnp.arange(20.0).reshape(4, 5)
-    simple = updates_to_selects(simplify(jax.make_jaxpr(f)(x)))
+    simple = UpdatesToSelects()(simplify(jax.make_jaxpr(f)(x)), None)
     assert [e.primitive.name for e in simple.jaxpr.eqns if "slice" in e.primitive.name] == [
         "slice"
     ] * 3

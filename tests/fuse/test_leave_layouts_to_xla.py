@@ -9,7 +9,7 @@ from jax.scipy import linalg
 
 import pbkern
 from pbkern.core.errors import UnsupportedOp
-from pbkern.fuse.partition.leave_layouts_to_xla import MOST_MOVED, REASON
+from pbkern.fuse.partition.leave_layouts_to_xla import REASON, LeaveLayouts
 from tests.arrays import array
 
 from .checking import planned
@@ -86,7 +86,7 @@ def test_moves_by_themselves_are_ours(f):
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_large_arrays_are_moved_by_all_cores_unless_they_turn(more):
-    n = int((MOST_MOVED / 4) ** 0.5) + more
+    n = int((LeaveLayouts().most_bytes / 4) ** 0.5) + more
     a = jax.ShapeDtypeStruct((n, n), "float32")
     assert len(planned(lambda a: jnp.flip(factor(a)), a).kernels()) == more
     assert not planned(lambda a: factor(a).T, a).kernels()

@@ -6,10 +6,11 @@ import pytest
 
 import pbkern
 from pbkern.core.passes import watched
-from pbkern.fuse.partition.passes import PARTITION_PASSES
+from pbkern.fuse.partition.passes import PARTITION_PASSES, WHOLE_PASSES
 
 ROWS = jax.ShapeDtypeStruct((256, 64), jnp.float32)
-NAMES = [step.name for step in PARTITION_PASSES]
+PASSES = (*PARTITION_PASSES, *WHOLE_PASSES)
+NAMES = [step.name for step in PASSES]
 
 
 def attention(q, k, v):
@@ -25,7 +26,7 @@ def ran(**options) -> list[str]:
 
 def test_every_phase_runs_in_order():
     assert ran() == NAMES
-    assert all(step.why for step in PARTITION_PASSES)
+    assert all(step.why for step in PASSES)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +34,28 @@ def test_every_phase_runs_in_order():
     [
         (
             "polyblocks_disable_affine_fusion",
-            set(NAMES) - {"grow groups", "search blocks of products"},
+            set(NAMES) - {"grow groups", "search blocks of products", "leave layouts"},
         ),
         ("polyblocks_disable_reduce_reduce_fusion", {"rematerialise", "join last stages"}),
     ],
 )
 def test_options_leave_phases_out(option, left_out):
     assert ran(**{option: True}) == [name for name in NAMES if name not in left_out]
+
+
+def test_bodies_of_loops_are_split_by_the_thresholds_that_are_given():
+    def f(x):
+        return jax.lax.fori_loop(0, 3, lambda _, x: x * (1 + x.sum()), x)
+
+    x = jax.ShapeDtypeStruct((2048, 1024), jnp.float32)
+    usual, other = (
+        pbkern.jit(f).as_text(x, stage=f"partition:split reductions{settings}")
+        for settings in ("", "{run_elements=16384}")
+    )
+    assert usual.startswith("jaxpr of scan:")
+    assert "partial_reduce" in usual
+    assert "partial_reduce" in other
+    assert usual != other
 
 
 def test_groups_are_shown_after_a_phase():

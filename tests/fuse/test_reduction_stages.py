@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pbkern
-from pbkern.fuse.split import reductions
+from pbkern.core.passes import with_settings
 from pbkern.testing import assert_kernels
 from tests.arrays import array
 from tests.cores import of_several_cores
@@ -24,12 +24,15 @@ from .workloads import f32
 def small_runs(monkeypatch):
     """Small arrays are cut as large ones are."""
     set_sizes(monkeypatch, stage_bytes=1)
-    monkeypatch.setattr(reductions, "RUN_ELEMENTS", 64)
+    with with_settings("split reductions", {"run_elements": 64}):
+        yield
 
 
 @pytest.fixture
 def runs_as_they_are(monkeypatch):
     monkeypatch.undo()
+    with with_settings("split reductions", {}):
+        yield
 
 
 def rand(shape, seed=0, offset=0.0):

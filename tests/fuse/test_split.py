@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from pbkern.fuse.split import two_stage
+from pbkern.core.passes import with_settings
 
 from .checking import check, check_blocks, planned, rand, set_sizes
 from .workloads import f32
@@ -38,18 +38,18 @@ DEEP = {
 @pytest.mark.parametrize("name", DEEP)
 def test_deep_contractions_equal_jax(name, monkeypatch):
     set_sizes(monkeypatch, split_operand_bytes=1)
-    monkeypatch.setattr(two_stage, "SPLIT_DEPTH", 1)
     f, *shapes = DEEP[name]
     args = [rand(*s, seed=n) for n, s in enumerate(shapes)]
-    check(f, *args, tolerance=1e-3)
-    check_blocks(monkeypatch, f, *args, seeds=range(2), tolerance=1e-3)
+    with with_settings("split reductions", {"depth_per_width": 1}):
+        check(f, *args, tolerance=1e-3)
+        check_blocks(monkeypatch, f, *args, seeds=range(2), tolerance=1e-3)
 
 
 def test_half_precision_adds_partial_results_in_single(monkeypatch):
     set_sizes(monkeypatch, split_operand_bytes=1)
-    monkeypatch.setattr(two_stage, "SPLIT_DEPTH", 1)
     x = rand(640, 6, dtype="bfloat16")
-    plan = check(lambda x: x.T @ x, x, tolerance=2e-2)
+    with with_settings("split reductions", {"depth_per_width": 1}):
+        plan = check(lambda x: x.T @ x, x, tolerance=2e-2)
     assert any(e.params.get("preferred_element_type") == jnp.float32 for e in plan.jaxpr.eqns)
 
 

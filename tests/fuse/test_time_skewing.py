@@ -11,6 +11,7 @@ from jax import lax
 
 import pbkern
 from pbkern.core.machine import DEFAULT_MACHINE
+from pbkern.core.passes import with_settings
 from pbkern.fuse.simplify.driver import simplify
 from pbkern.fuse.tiling import time_skewing
 from pbkern.fuse.time_tiling import overlapped
@@ -71,7 +72,6 @@ OF_SEVERAL_SHAPES = {
 def fronts(monkeypatch):
     """fronts(k, l2_bytes): only the k-th front counts, at whatever price, of as many steps as that cache holds rows for."""
     every = overlapped.wavefronts
-    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.STEPS_GAIN", np.inf)
     monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.STEPS", ())
 
     def choose(k: int, l2_bytes: int = 1 << 20) -> None:
@@ -86,7 +86,8 @@ def fronts(monkeypatch):
 
         monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.wavefronts", only)
 
-    return choose
+    with with_settings("grow groups", {"steps_gain": np.inf}):
+        yield choose
 
 
 def is_front(plan) -> bool:

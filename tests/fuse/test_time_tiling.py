@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import pbkern
+from pbkern.core.passes import with_settings
 from pbkern.fuse.simplify.driver import simplify
 from pbkern.fuse.time_tiling.periodic_borders import with_periodic_halos
 
@@ -186,10 +187,10 @@ def tiles(monkeypatch):
 
 
 @pytest.fixture
-def always_blocked(tiles, monkeypatch):
+def always_blocked(tiles):
     """Several steps share a tile wherever they can, at whatever price."""
-    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.STEPS_GAIN", np.inf)
-    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.MAX_RECOMPUTE", np.inf)
+    with with_settings("grow groups", {"steps_gain": np.inf, "most_recompute": np.inf}):
+        yield
 
 
 def fields(count, *shape):

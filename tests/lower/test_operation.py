@@ -2,7 +2,17 @@
 
 import pytest
 
-from pbkern.lower.mlir.operation import Operation, Region, for_syntax, lines, replaced, walk
+from pbkern.lower.mlir.operation import (
+    CALL,
+    Operation,
+    Region,
+    call_syntax,
+    called,
+    for_syntax,
+    lines,
+    replaced,
+    walk,
+)
 from pbkern.lower.mlir.text import Text
 
 
@@ -93,3 +103,13 @@ def test_branches_and_loops_of_a_builder_hold_operations():
     ]
     assert [op.name for op in loop.regions[0].operations] == ["arith.addf", "scf.yield"]
     assert loop.size == 4
+
+
+def test_called_functions_are_those_of_calls():
+    """Also within regions; a text that looks like a call is none."""
+    call = Operation(CALL, ("%x", "%y"), "(f32, f32) -> f32", call_syntax("f_1", 2), result="%z")
+    loop = Operation("scf.for", regions=(Region([call]),))
+    text = Operation("llvm.inline_asm", syntax=' "func.call @f_2(%x)"')
+    assert call.head == "%z = func.call @f_1(%x, %y) : (f32, f32) -> f32"
+    assert called([loop, text]) == {"f_1"}
+    assert text.callee is None

@@ -9,8 +9,9 @@ import pytest
 import pbkern
 from pbkern.core.errors import OptionError
 from pbkern.core.passes import Pass, parsed, run_passes, threshold, with_settings
-from pbkern.fuse.partition.passes import PARTITION_PASSES
+from pbkern.fuse.partition.passes import PARTITION_PASSES, WHOLE_PASSES
 from pbkern.fuse.pipeline import FUSE_PASSES
+from pbkern.lower.passes.dead_points import DROP_DEAD_POINTS
 from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.lower.passes.unswitching import Unswitch
 from pbkern.targets.cpu.passes import CPU_PASSES
@@ -18,7 +19,15 @@ from pbkern.targets.simt.passes import THREAD_PASSES
 
 RECORDS = [
     step
-    for step in (*FUSE_PASSES, *PARTITION_PASSES, *SHARED_PASSES, *CPU_PASSES, *THREAD_PASSES)
+    for step in (
+        *FUSE_PASSES,
+        *PARTITION_PASSES,
+        *WHOLE_PASSES,
+        DROP_DEAD_POINTS,
+        *SHARED_PASSES,
+        *CPU_PASSES,
+        *THREAD_PASSES,
+    )
     if step.thresholds
 ]
 SCALAR, LONG = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((200_000,), jnp.float32)

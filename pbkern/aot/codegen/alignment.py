@@ -34,16 +34,16 @@ class Kernels:
 
 def lowered_kernels(program: HostProgram, options_of: Callable[[Kernel], LowerOptions]) -> Kernels:
     """A program's kernels for results that start anywhere. Raises what lowering raises."""
-    made = device_functions(program, options_of, CPU_PASSES, emit)
+    lowered = device_functions(program, options_of, CPU_PASSES, emit)
     functions = [
         function
-        for lowered in {lowered.name: lowered for lowered in made.values()}.values()
+        for lowered in {lowered.name: lowered for lowered in lowered.values()}.values()
         for function in lowered.functions
     ]
     chosen: dict[str, LoweredKernel] = {}
     texts: list[str] = []
     for kernel in program.kernels():
-        aligned = made[id(kernel)]
+        aligned = lowered[id(kernel)]
         if aligned.name in chosen or STORES_PAST_CACHES not in aligned.text:
             continue
         options = dataclasses.replace(options_of(kernel), stream_bytes=NEVER_BYTES)
@@ -55,7 +55,7 @@ def lowered_kernels(program: HostProgram, options_of: Callable[[Kernel], LowerOp
             aligned, main=dataclasses.replace(aligned.main, name=name)
         )
     return Kernels(
-        {i: chosen.get(lowered.name, lowered) for i, lowered in made.items()},
+        {i: chosen.get(lowered.name, lowered) for i, lowered in lowered.items()},
         tuple(functions),
         "\n".join(texts),
     )

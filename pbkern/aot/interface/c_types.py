@@ -37,14 +37,14 @@ TYPES = {
 
 def element_type(dtype: np.dtype, path: str) -> ElementType:
     """Raises UnsupportedOp, naming the argument `path`, for types that arrays in C cannot have."""
-    found = TYPES.get(dtype.name)
-    if found is None:
+    row = TYPES.get(dtype.name)
+    if row is None:
         raise UnsupportedOp(
             f"`{path}` cannot be an array in C",
             why=f"its elements are {dtype.name}",
             hint=f"convert it: {', '.join(TYPES)}",
         )
-    return found
+    return row
 
 
 def memref(array: ArrayType, path: str) -> str:

@@ -42,15 +42,15 @@ class Interface:
     @property
     def parameters(self) -> list[str]:
         """Parameters of the C function."""
-        found = [
+        parameters = [
             f"const {element_type(operand.type.dtype, operand.path).c} *{operand.name}"
             for operand in self.inputs
         ]
-        found += [
+        parameters += [
             f"{element_type(output.type.dtype, output.path).c} *{output.name}"
             for output in self.outputs
         ]
-        return found + ([f"int8_t *{POOL}", f"void *{STREAM}"] if self.user_memory else [])
+        return parameters + ([f"int8_t *{POOL}", f"void *{STREAM}"] if self.user_memory else [])
 
     @property
     def declared(self) -> str:

@@ -108,13 +108,13 @@ def check_function_name(name: str, given: bool) -> str:
 
 @functools.cache
 def _system_libraries() -> list[ctypes.CDLL]:
-    found = []
+    libraries = []
     for library in SYSTEM_LIBRARIES:
         try:
-            found.append(ctypes.CDLL(library))
+            libraries.append(ctypes.CDLL(library))
         except OSError:  # of another system
             continue
-    return found
+    return libraries
 
 
 def _is_exported(name: str) -> bool:
@@ -131,14 +131,14 @@ def identifier(text: str) -> str:
 
 def distinct(names: Iterable[str]) -> list[str]:
     """Identifiers of texts, each with a number behind it where another one has the same."""
-    found: list[str] = []
+    names_so_far: list[str] = []
     for name in map(identifier, names):
         other, suffix = name, 1
-        while other in found:
+        while other in names_so_far:
             suffix += 1
             other = f"{name}_{suffix}"
-        found.append(other)
-    return found
+        names_so_far.append(other)
+    return names_so_far
 
 
 def argument_paths(
@@ -175,10 +175,10 @@ def parameter_names(fn: Callable, count: int) -> list[str]:
 
 def result_paths(results: Any) -> list[str]:
     """Names of the results: "out", or for several "out0", "out1", "out_logits" of a dictionary."""
-    found = jax.tree_util.tree_flatten_with_path(results)[0]
-    if len(found) == 1 and not found[0][0]:
+    paths_of_results = jax.tree_util.tree_flatten_with_path(results)[0]
+    if len(paths_of_results) == 1 and not paths_of_results[0][0]:
         return ["out"]
-    return [_result_name(path) for path, _ in found]
+    return [_result_name(path) for path, _ in paths_of_results]
 
 
 def _result_name(path: tuple) -> str:

@@ -36,8 +36,8 @@ def _int_quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     by_zero = y == 0
     divisor = np.where(by_zero, np.ones_like(y), y)
     floor, rest = np.floor_divide(x, divisor), np.remainder(x, divisor)
-    found = floor + ((rest != 0) & ((x < 0) != (divisor < 0))).astype(floor.dtype)
-    return np.where(by_zero, np.zeros_like(found) - found.dtype.type(1), found)
+    quotient = floor + ((rest != 0) & ((x < 0) != (divisor < 0))).astype(floor.dtype)
+    return np.where(by_zero, np.zeros_like(quotient) - quotient.dtype.type(1), quotient)
 
 
 def div(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -62,14 +62,14 @@ def sign(x: np.ndarray) -> np.ndarray:
 
 def integer_pow(x: np.ndarray, *, y: int) -> np.ndarray:
     """Squares and products; a negative exponent inverts the result."""
-    found, power, bits = np.ones_like(x), x, abs(y)
+    product, power, bits = np.ones_like(x), x, abs(y)
     while bits:
         if bits & 1:
-            found = found * power
+            product = product * power
         bits >>= 1
         if bits:
             power = power * power
-    return div(np.ones_like(x), found) if y < 0 else found
+    return div(np.ones_like(x), product) if y < 0 else product
 
 
 def round_(x: np.ndarray, *, rounding_method: int) -> np.ndarray:
@@ -85,16 +85,16 @@ def max_(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The larger number; NaN if either is."""
     if x.dtype.kind == "b":
         return x | y
-    found = np.maximum(x, y)
-    return found if x.dtype.kind in "iu" else np.where((x == 0) & (y == 0), x + y, found)
+    larger = np.maximum(x, y)
+    return larger if x.dtype.kind in "iu" else np.where((x == 0) & (y == 0), x + y, larger)
 
 
 def min_(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The smaller number; NaN if either is."""
     if x.dtype.kind == "b":
         return x & y
-    found = np.minimum(x, y)
-    return found if x.dtype.kind in "iu" else np.where((x == 0) & (y == 0), -(-x - y), found)
+    smaller = np.minimum(x, y)
+    return smaller if x.dtype.kind in "iu" else np.where((x == 0) & (y == 0), -(-x - y), smaller)
 
 
 def clamp(low: np.ndarray, x: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -113,10 +113,10 @@ def mulhi(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     )
     middle = x_high * y_low + (x_low * y_low >> half)
     carried = x_low * y_high + (middle & low)
-    found = x_high * y_high + (middle >> half) + (carried >> half)
+    high = x_high * y_high + (middle >> half) + (carried >> half)
     if x.dtype.kind == "u":
-        return found
-    return found.view(np.int64) - np.where(x < 0, y, 0) - np.where(y < 0, x, 0)
+        return high
+    return high.view(np.int64) - np.where(x < 0, y, 0) - np.where(y < 0, x, 0)
 
 
 def nextafter(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -174,12 +174,12 @@ def not_(x: np.ndarray) -> np.ndarray:
 
 def select_n(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
     """The case numbered `which`: false, true, or an integer, of which those outside mean the nearest case."""
-    found = np.broadcast_to(
+    chosen = np.broadcast_to(
         cases[-1], np.broadcast_shapes(*(np.shape(operand) for operand in (which, *cases)))
     )
     for position in reversed(range(len(cases) - 1)):
-        found = np.where(np.less_equal(which, position), cases[position], found)
-    return found
+        chosen = np.where(np.less_equal(which, position), cases[position], chosen)
+    return chosen
 
 
 def total_order(compare: Function) -> Function:
@@ -220,12 +220,12 @@ def _saturated(x: np.ndarray, target: np.dtype) -> np.ndarray:
     too_large, too_small = x >= float(limits.max), x <= float(limits.min)
     inside = np.where(too_large | too_small | np.isnan(x), 0, x)
     wide = np.dtype(np.uint64 if limits.min == 0 else np.int64)
-    found = np.where(
+    clipped = np.where(
         too_large,
         wide.type(limits.max),
         np.where(too_small, wide.type(limits.min), inside.astype(wide)),
     )
-    return found.astype(target)
+    return clipped.astype(target)
 
 
 def bitcast(x: np.ndarray, *, new_dtype: np.dtype) -> np.ndarray:
@@ -265,8 +265,8 @@ def reduce_precision(x: np.ndarray, *, exponent_bits: int, mantissa_bits: int) -
 def in_float64(function: Function) -> Function:
     """The function in float64, rounded once to the operand's type."""
 
-    def rounded_once(x: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        wide = (operand.astype(np.float64) for operand in (x, *others))
+    def rounded_once(x: np.ndarray, *operands: np.ndarray) -> np.ndarray:
+        wide = (operand.astype(np.float64) for operand in (x, *operands))
         return function(*wide).astype(x.dtype)
 
     return rounded_once

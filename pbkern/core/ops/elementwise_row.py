@@ -143,9 +143,9 @@ def rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """
     x = np.asarray(x)
     with np.errstate(all="ignore"):
-        found = x.astype(dtype)
+        result = x.astype(dtype)
     if dtype.name == "bfloat16" and x.dtype == np.float32 and (nan := np.isnan(x)).any():
         upper = (x.view(np.uint32) >> 16).astype(np.uint16)
         upper |= np.where(upper & 0x7F, 0, 0x40).astype(np.uint16)
-        found = np.where(nan, upper, found.view(np.uint16)).view(dtype)
-    return found
+        result = np.where(nan, upper, result.view(np.uint16)).view(dtype)
+    return result

@@ -11,7 +11,7 @@ def segments(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[i
         [axis for axis, extent in enumerate(a) if extent != 1],
         [axis for axis, extent in enumerate(b) if extent != 1],
     )
-    found, i, j = [], 0, 0
+    groups, i, j = [], 0, 0
     while i < len(ka) or j < len(kb):
         da, db, pa, pb = [ka[i]], [kb[j]], a[ka[i]], b[kb[j]]
         i, j = i + 1, j + 1
@@ -22,5 +22,5 @@ def segments(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[i
             else:
                 db.append(kb[j])
                 pb, j = pb * b[kb[j]], j + 1
-        found.append((da, db))
-    return found
+        groups.append((da, db))
+    return groups

@@ -25,7 +25,7 @@ VIEWS = frozenset(
 
 def shared_products(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
     """Products of floats with several readers, some of them sums; also those within loops and branches."""
-    found = {
+    summed_products = {
         product
         for equation in jaxpr.eqns
         for inner in inner_jaxprs(equation)
@@ -39,7 +39,7 @@ def shared_products(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
         if _is_float(out_var)
     }
     if not products:
-        return frozenset(found)
+        return frozenset(summed_products)
     reads: dict[jex.Var, int] = collections.Counter(
         result for result in jaxpr.outvars if isinstance(result, jex.Var)
     )
@@ -53,7 +53,8 @@ def shared_products(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
                 if eqn.primitive.name in SUMS or (through and not added.isdisjoint(eqn.outvars)):
                     added.add(var)
     return frozenset(
-        found | {product for product in products if reads[product] > 1 and product in added}
+        summed_products
+        | {product for product in products if reads[product] > 1 and product in added}
     )
 
 

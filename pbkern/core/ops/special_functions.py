@@ -56,11 +56,11 @@ def digamma(x: np.ndarray) -> np.ndarray:
     tail = np.zeros_like(lifted)
     for coefficient in reversed(_DIGAMMA_SERIES):
         tail = (tail + coefficient) * inverse_square
-    found = np.log(lifted) - 0.5 / lifted - tail + correction
+    series = np.log(lifted) - 0.5 / lifted - tail + correction
     fraction = x - np.round(x)
-    reflected = found - np.pi / np.tan(np.pi * fraction)
+    reflected = series - np.pi / np.tan(np.pi * fraction)
     is_pole = (x <= 0) & (fraction == 0)
-    return np.where(is_pole | (x == -np.inf), np.nan, np.where(reflects, reflected, found))
+    return np.where(is_pole | (x == -np.inf), np.nan, np.where(reflects, reflected, series))
 
 
 def erf_inv(x: np.ndarray) -> np.ndarray:
@@ -72,10 +72,10 @@ def erf_inv(x: np.ndarray) -> np.ndarray:
     log_term = np.log1p(-target * target)
     half = 2 / (np.pi * WINITZKI) + log_term / 2
     approximation = np.sqrt(np.sqrt(half * half - log_term / WINITZKI) - half)
-    found = np.where(target < 1e-2, target * (np.sqrt(np.pi) / 2), approximation)
+    estimate = np.where(target < 1e-2, target * (np.sqrt(np.pi) / 2), approximation)
     for _ in range(HALLEY_STEPS):
-        error = np.where(target < 0.5, erf(found) - target, (1 - target) - erfc(found))
-        step = error * (np.sqrt(np.pi) / 2) * np.exp(found * found)
-        found = found - step / (1 + found * step)
-    found = np.where(size == 1, np.inf, np.where(inside, found, np.nan))
-    return np.copysign(found, x)
+        error = np.where(target < 0.5, erf(estimate) - target, (1 - target) - erfc(estimate))
+        step = error * (np.sqrt(np.pi) / 2) * np.exp(estimate * estimate)
+        estimate = estimate - step / (1 + estimate * step)
+    estimate = np.where(size == 1, np.inf, np.where(inside, estimate, np.nan))
+    return np.copysign(estimate, x)

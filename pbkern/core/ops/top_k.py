@@ -53,8 +53,8 @@ def _few_first(keys, count: int, axis: int, of_places) -> tuple:
         least.append(_line(lax.reduce_min(waiting, (axis,)), keys.shape, axis))
         here = lax.eq(keys, least[-1])
         here = here if behind is None else lax.bitwise_and(here, behind)
-        found = lax.select(here, index, lax.full_like(index, extent))
-        places.append(_line(lax.reduce_min(found, (axis,)), keys.shape, axis))
+        position = lax.select(here, index, lax.full_like(index, extent))
+        places.append(_line(lax.reduce_min(position, (axis,)), keys.shape, axis))
         later = lax.bitwise_and(lax.eq(keys, least[-1]), lax.gt(index, places[-1]))
         behind = lax.bitwise_or(lax.gt(keys, least[-1]), later)
     first = [
@@ -81,11 +81,11 @@ def _of_falling(keys, dtype):
     """The inverse of `_falling`."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return lax.bitwise_not(keys)
-    bits, kept = (
+    bits, word = (
         _without_sign(lax.bitwise_not(keys)),
         dtype if np.dtype(dtype).itemsize > 1 else np.float32,
     )
-    return lax.convert_element_type(lax.bitcast_convert_type(bits, kept), dtype)
+    return lax.convert_element_type(lax.bitcast_convert_type(bits, word), dtype)
 
 
 def _without_sign(bits):

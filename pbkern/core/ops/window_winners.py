@@ -24,9 +24,9 @@ def scatter_to_winners(winner, source, shape, window, strides, padding):
     sizes = [-(-(size + lo) // stride) for size, (lo, _), stride in zip(shape, padding, strides)]
     phases = itertools.product(*map(range, strides))
     parts = {phase: _phase(winner, source, phase, sizes, window, strides) for phase in phases}
-    made = interleave(parts, strides, range(len(shape)))
+    spread = interleave(parts, strides, range(len(shape)))
     starts = [lo for lo, _ in padding]
-    return lax.slice(made, starts, [lo + size for lo, size in zip(starts, shape)])
+    return lax.slice(spread, starts, [lo + size for lo, size in zip(starts, shape)])
 
 
 def _apart(winner, source, shape, window):
@@ -37,10 +37,12 @@ def _apart(winner, source, shape, window):
         for array in (winner, source)
     ]
     won = lax.eq(spread[0], _places(apart, window))
-    made = lax.select_n(won, lax.full(apart, 0, source.dtype), spread[1])
-    made = lax.reshape(made, tuple(size * extent for size, extent in zip(source.shape, window)))
-    rest = [(0, size - covered, 0) for size, covered in zip(shape, made.shape)]
-    return lax.pad(made, np.zeros((), made.dtype), rest) if any(pad[1] for pad in rest) else made
+    placed = lax.select_n(won, lax.full(apart, 0, source.dtype), spread[1])
+    placed = lax.reshape(placed, tuple(size * extent for size, extent in zip(source.shape, window)))
+    rest = [(0, size - covered, 0) for size, covered in zip(shape, placed.shape)]
+    return (
+        lax.pad(placed, np.zeros((), placed.dtype), rest) if any(pad[1] for pad in rest) else placed
+    )
 
 
 def _places(apart, window):

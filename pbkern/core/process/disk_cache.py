@@ -78,8 +78,8 @@ class DiskStore:
         path = self._path(kind, key)
         payload = self._read(path, kind, key)
         if payload is None:
-            found = (store.get(kind, key) for store in self.shared)
-            return next((content for content in found if content is not None), None)
+            contents = (store.get(kind, key) for store in self.shared)
+            return next((content for content in contents if content is not None), None)
         if not self.read_only:
             with contextlib.suppress(OSError):  # a folder that may only be read has no order of use
                 os.utime(path)
@@ -144,10 +144,10 @@ class DiskStore:
 
     def clear(self) -> tuple[int, int]:
         """Removes every entry: (how many, bytes)."""
-        found = [*self._files(), *self._files(".new-*")]
-        for path, _ in found:
+        entries = [*self._files(), *self._files(".new-*")]
+        for path, _ in entries:
             self._drop(path)
-        return len(found), sum(status.st_size for _, status in found)
+        return len(entries), sum(status.st_size for _, status in entries)
 
     # ------------------------------------------------------------------------------------------------
     # within
@@ -183,12 +183,12 @@ class DiskStore:
         """Whether nobody else may put code here that this process would then run."""
         if self._trust is None:
             try:
-                found = self.folder.stat()
+                status = self.folder.stat()
             except OSError as e:
                 return self._give_up(str(e))
-            self._trust = _is_safe(found)
+            self._trust = _is_safe(status)
             if not self._trust:
-                self._distrust(f"other users may write to it ({_owner_and_mode(found)})")
+                self._distrust(f"other users may write to it ({_owner_and_mode(status)})")
         return self._trust
 
     def _distrust(self, why: str) -> None:
@@ -228,20 +228,20 @@ class DiskStore:
         total = sum(status.st_size for _, status in entries)
         if total <= self.limit:
             return
-        for path, found in entries:
+        for path, status in entries:
             if total <= self.limit * KEEP_SHARE:
                 return
             self._drop(path)
-            total -= found.st_size
+            total -= status.st_size
 
 
-def _is_safe(found: os.stat_result) -> bool:
+def _is_safe(status: os.stat_result) -> bool:
     """Whether a folder or a file belongs to this user or to root, and nobody else may write to it."""
-    return found.st_uid in (os.getuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _owner_and_mode(found: os.stat_result) -> str:
-    return f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}"
+def _owner_and_mode(status: os.stat_result) -> str:
+    return f"owner {status.st_uid}, mode {stat.filemode(status.st_mode)}"
 
 
 def _checksum(kind: str, key: str, payload: bytes) -> bytes:

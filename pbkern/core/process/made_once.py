@@ -10,10 +10,10 @@ Value = TypeVar("Value")
 
 
 class MadeOnce(Generic[Value]):
-    """Makes values by key and keeps them in `kept`; a thread that asks for one which another thread makes waits for it."""
+    """Makes values by key and keeps them in `objects`; a thread that asks for one which another thread makes waits for it."""
 
-    def __init__(self, kept: MutableMapping[Hashable, Value]):
-        self.kept = kept
+    def __init__(self, objects: MutableMapping[Hashable, Value]):
+        self.objects = objects
         self._lock = threading.Lock()
         self._under_way: dict[Hashable, threading.Event] = {}
 
@@ -21,16 +21,16 @@ class MadeOnce(Generic[Value]):
         """The value of `key`. Raises what `make` raises; others that wait then make it themselves."""
         while True:
             with self._lock:
-                found = self.kept.get(key)
-                if found is not None:
-                    return found
+                known = self.objects.get(key)
+                if known is not None:
+                    return known
                 done = self._under_way.get(key)
                 if done is None:
                     mine = self._under_way[key] = threading.Event()
                     break
             done.wait()
         try:
-            value = self.kept[key] = make()
+            value = self.objects[key] = make()
             return value
         finally:
             with self._lock:

@@ -11,10 +11,10 @@ def global_name(x: Any) -> str | None:
     """The qualified name under which `x.__module__` holds x, None where it holds nothing or something else there."""
     module = sys.modules.get(getattr(x, "__module__", None) or "")
     name = getattr(x, "__qualname__", "")
-    found = functools.reduce(
+    named = functools.reduce(
         lambda outer, part: getattr(outer, part, None), name.split("."), module
     )
-    return name if found is x else None
+    return name if named is x else None
 
 
 class PickledByName:

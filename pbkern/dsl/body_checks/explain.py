@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from pbkern import _jax
+from pbkern._user_lines import line_of_frame
 from pbkern.core.errors import KernelError, PbkernError
 
 
@@ -102,7 +103,7 @@ def explained(body: Callable, refs: Sequence, kernel: str, defined_at: str) -> A
         if line is None or not (_is_of_library(e) or _speaks_of_tracers(e)):
             raise
         text = _first_sentences(str(e))
-        found = next(
+        known_error = next(
             (
                 mistake
                 for mistake in MISTAKES
@@ -111,13 +112,16 @@ def explained(body: Callable, refs: Sequence, kernel: str, defined_at: str) -> A
             None,
         )
         what = (
-            f"{found.what}, in kernel `{kernel}`"
-            if found
+            f"{known_error.what}, in kernel `{kernel}`"
+            if known_error
             else f"body of kernel `{kernel}` cannot be traced"
         )
         _raise(
             KernelError(
-                what, at=line, why=f"{type(e).__name__}: {text}", hint=found and found.hint
+                what,
+                at=line,
+                why=f"{type(e).__name__}: {text}",
+                hint=known_error and known_error.hint,
             ),
             e,
         )
@@ -145,11 +149,11 @@ def _first_sentences(text: str) -> str:
 
 def _frames(error: BaseException) -> list:
     """Entries of an error's traceback, innermost first."""
-    found, entry = [], error.__traceback__
+    frames, entry = [], error.__traceback__
     while entry is not None:
-        found.append(entry)
+        frames.append(entry)
         entry = entry.tb_next
-    return found[::-1]
+    return frames[::-1]
 
 
 def _is_of_library(error: BaseException) -> bool:
@@ -168,5 +172,5 @@ def _line_in_traceback(error: BaseException) -> str | None:
     for entry in _frames(error):
         code = entry.tb_frame.f_code
         if _jax.is_user_file(code.co_filename):
-            return _jax.line_of_frame(code, entry.tb_lineno, entry.tb_lasti)
+            return str(line_of_frame(code, entry.tb_lineno, entry.tb_lasti))
     return None

@@ -5,16 +5,13 @@ trace_kernel calls verify_blocks before it traces the body, and verify on the wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import jax
 import numpy as np
 from jax import lax
-from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError
-from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.jaxprs import equations
 from pbkern.dsl.kernel import Blocked, BlockMapping, Element, Kernel
 from pbkern.dsl.primitives.ref_access import Range, ref_access
 
@@ -229,13 +226,13 @@ def _verify_semantics(kernel: Kernel) -> None:
 
 def _verify_finish(kernel: Kernel, finish: Kernel) -> None:
     """The last stage takes what the programs make."""
-    made = tuple(output.array for output in kernel.outputs)
-    if finish.in_types[: len(made)] != made:
+    arrays = tuple(output.array for output in kernel.outputs)
+    if finish.in_types[: len(arrays)] != arrays:
         raise KernelError(
             f"the last stage of kernel `{kernel.name}` does not take what its programs make",
             at=kernel.defined_at,
             why=f"`{finish.name}` takes ({', '.join(map(str, finish.in_types))}), the programs make "
-            f"({', '.join(map(str, made))})",
+            f"({', '.join(map(str, arrays))})",
             hint="the programs' results are its first operands, all of them and in their order",
         )
     if finish.finish is not None:
@@ -259,15 +256,17 @@ def _verify_body(kernel: Kernel) -> None:
     types = [
         (operand.ref_shape, operand.array.dtype) for operand in kernel.inputs + kernel.outputs
     ] + [(scratch.shape, scratch.dtype) for scratch in kernel.scratch]
-    found = [_jax.ref_type(var.aval) if _jax.is_ref(var.aval) else var.aval for var in jaxpr.invars]
-    if found != types or jaxpr.outvars or kernel.body.consts:
+    ref_types = [
+        _jax.ref_type(var.aval) if _jax.is_ref(var.aval) else var.aval for var in jaxpr.invars
+    ]
+    if ref_types != types or jaxpr.outvars or kernel.body.consts:
         raise KernelError(
             f"body of kernel `{kernel.name}` does not fit its blocks",
             at=kernel.defined_at,
-            why=f"takes {found}, blocks {types}, {len(jaxpr.outvars)} results, {len(kernel.body.consts)} constants",
+            why=f"takes {ref_types}, blocks {types}, {len(jaxpr.outvars)} results, {len(kernel.body.consts)} constants",
             hint="a body takes Refs (*inputs, *outputs, *scratch), returns nothing and has no array constants",
         )
-    for eqn in _equations(jaxpr):
+    for eqn in equations(jaxpr):
         _verify_equation(kernel, eqn)
 
 
@@ -314,10 +313,3 @@ def _verify_slices(kernel: Kernel, eqn, at) -> None:
                 + f" of {size} along axis {axis}",
                 hint="a shorter slice, or a masked load",
             )
-
-
-def _equations(jaxpr: jex.Jaxpr) -> Iterator:
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in inner_jaxprs(eqn):
-            yield from _equations(inner.jaxpr)

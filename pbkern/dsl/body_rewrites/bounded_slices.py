@@ -39,6 +39,17 @@ class BoundedSlice:
 
     What a read returns beyond the slice is unspecified; stores there are dropped. `in_bounds` tells
     which positions it has. The slice may reach beyond the array's end. Slices of size 0 are empty.
+
+    Examples:
+      >>> starts = pbkern.BlockSpec((pbkern.BoundedSlice(4),), lambda i: (pbkern.ds(3 * i, 3),))
+      >>> @pbkern.kernel(
+      ...     grid=(2,), in_specs=[starts], out_specs=pbkern.BlockSpec((1,), lambda i: (i,)),
+      ...     out_shape=jax.ShapeDtypeStruct((2,), "float32"),
+      ... )
+      ... def sums(x, o):
+      ...     o[0] = jnp.where(pbkern.in_bounds(x, 0), x[...], 0).sum()
+      >>> sums(jnp.arange(6.0)).tolist()
+      [3.0, 12.0]
     """
 
     size: int
@@ -68,9 +79,9 @@ def split_index_map(
     axes = _ref_axes(block_shape)
 
     def indices(*args) -> tuple:
-        found = function(*args)
-        found = tuple(map(_slice, found)) if isinstance(found, (tuple, list)) else (_slice(found),)
-        for n, (i, size) in enumerate(zip(found, block_shape)):
+        index = function(*args)
+        index = tuple(map(_slice, index)) if isinstance(index, (tuple, list)) else (_slice(index),)
+        for n, (i, size) in enumerate(zip(index, block_shape)):
             if isinstance(size, BoundedSlice) != _jax.is_slice(i):
                 raise KernelError(
                     f"index map of {origin} does not fit dimension {n}",
@@ -78,7 +89,7 @@ def split_index_map(
                     why=f"block dimension {size}, index {i}",
                     hint="pbkern.ds(start, size) for a BoundedSlice, an integer for any other",
                 )
-        return found
+        return index
 
     @functools.wraps(function)
     def starts(*args) -> tuple:
@@ -101,8 +112,8 @@ def _slice(i):
 
 def _ref_axes(block_shape: Sequence) -> list[int]:
     """Dimension of the Ref per array dimension; squeezed ones count for nothing."""
-    kept = [size is not None and type(size).__name__ != "Squeezed" for size in block_shape]
-    return [sum(kept[:n]) for n in range(len(kept))]
+    has_axis = [size is not None and type(size).__name__ != "Squeezed" for size in block_shape]
+    return [sum(has_axis[:n]) for n in range(len(has_axis))]
 
 
 def bound(closed: jex.ClosedJaxpr, limits_of: Callable[[Sequence], Limits]) -> jex.ClosedJaxpr:

@@ -99,13 +99,13 @@ class _Known:
         ):
             return None
         if eqn.primitive.name == "iota":
-            found: np.ndarray | None = np.asarray(np.broadcast_to(_iota(eqn.params), aval.shape))
+            array: np.ndarray | None = np.asarray(np.broadcast_to(_iota(eqn.params), aval.shape))
         else:
-            found = numpy_result(eqn, values)
-        if found is None:
+            array = numpy_result(eqn, values)
+        if array is None:
             return None
         result = eqn.primitive.bind(*operands, **eqn.params)
-        self.values[id(result)] = result, found.astype(aval.dtype)
+        self.values[id(result)] = result, array.astype(aval.dtype)
         return [result]
 
 

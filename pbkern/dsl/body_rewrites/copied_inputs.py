@@ -37,24 +37,24 @@ def with_private_inputs(kernel: Kernel, restarting: Collection[int] | None = Non
     )
     if not written:
         return kernel
-    kept = [position for position in written if position < kernel.num_scalar_prefetch]
+    prefetched = [position for position in written if position < kernel.num_scalar_prefetch]
     copies = [
         Scratch(
             kernel.inputs[position].ref_shape,
             kernel.inputs[position].array.dtype,
-            scoped=position not in kept,
+            scoped=position not in prefetched,
         )
         for position in written
     ]
     return dataclasses.replace(
         kernel,
         scratch=(*kernel.scratch, *copies),
-        body=_with_copies(kernel, written, kept, copies, restarting),
+        body=_with_copies(kernel, written, prefetched, copies, restarting),
     )
 
 
 def _with_copies(
-    kernel: Kernel, written: list[int], kept: list[int], copies: list[Scratch], restarting
+    kernel: Kernel, written: list[int], prefetched: list[int], copies: list[Scratch], restarting
 ) -> jex.ClosedJaxpr:
     avals = [_jax.fresh_aval(var.aval) for var in kernel.body.jaxpr.invars] + [
         _jax.ref_aval(copy.shape, copy.dtype) for copy in copies
@@ -63,11 +63,11 @@ def _with_copies(
     def run(*refs):
         mine = dict(zip(written, refs[len(refs) - len(copies) :]))
         original = {id(copy): refs[n] for n, copy in mine.items()}
-        for position in (number for number in written if number not in kept):
+        for position in (number for number in written if number not in prefetched):
             mine[position][...] = refs[position][...]
-        if kept:
+        if prefetched:
             in_order = [axis for axis in range(len(kernel.grid)) if axis not in restarting]
-            _in_first_program(in_order, [(mine[number], refs[number]) for number in kept])
+            _in_first_program(in_order, [(mine[number], refs[number]) for number in prefetched])
 
         def rewrite(eqn, *operands):
             if eqn.primitive.name == "in_bounds" and id(operands[0]) in original:

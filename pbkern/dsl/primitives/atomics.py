@@ -77,45 +77,119 @@ def atomic_add(ref, idx, value, *, mask=None) -> jax.Array:
       idx: as in ref[idx]. Negative elements of array indices are outside; they may be masked off.
       value: broadcast to ref[idx] and cast to the Ref's dtype.
       mask: bool, broadcast to ref[idx]: which elements are updated; of others 0 is returned.
+
+    Raises KernelError for a mask that is not bool, and for dtypes that the operation does not take.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((3,), "int32"))
+      ... def updated(places, values, o):
+      ...     o[...] = jnp.full(3, 0, "int32")
+      ...     pbkern.atomic_add(o, places[...], values[...])
+      >>> updated(jnp.array([0, 2, 2]), jnp.array([1, 5, 7], "int32")).tolist()
+      [1, 0, 12]
     """
     return _update("add", ref, idx, [value], mask)
 
 
 def atomic_max(ref, idx, value, *, mask=None) -> jax.Array:
-    """ref[idx] = max(ref[idx], value); otherwise as atomic_add."""
+    """ref[idx] = max(ref[idx], value); otherwise as atomic_add.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((3,), "int32"))
+      ... def updated(places, values, o):
+      ...     o[...] = jnp.full(3, 3, "int32")
+      ...     pbkern.atomic_max(o, places[...], values[...])
+      >>> updated(jnp.array([0, 2, 2]), jnp.array([1, 5, 7], "int32")).tolist()
+      [3, 3, 7]
+    """
     return _update("max", ref, idx, [value], mask)
 
 
 def atomic_min(ref, idx, value, *, mask=None) -> jax.Array:
-    """ref[idx] = min(ref[idx], value); otherwise as atomic_add."""
+    """ref[idx] = min(ref[idx], value); otherwise as atomic_add.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((3,), "int32"))
+      ... def updated(places, values, o):
+      ...     o[...] = jnp.full(3, 3, "int32")
+      ...     pbkern.atomic_min(o, places[...], values[...])
+      >>> updated(jnp.array([0, 2, 2]), jnp.array([1, 5, 2], "int32")).tolist()
+      [1, 3, 2]
+    """
     return _update("min", ref, idx, [value], mask)
 
 
 def atomic_and(ref, idx, value, *, mask=None) -> jax.Array:
-    """ref[idx] &= value, for integers and bools; otherwise as atomic_add."""
+    """ref[idx] &= value, for integers and bools; otherwise as atomic_add.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((3,), "int32"))
+      ... def updated(places, values, o):
+      ...     o[...] = jnp.full(3, 7, "int32")
+      ...     pbkern.atomic_and(o, places[...], values[...])
+      >>> updated(jnp.array([0, 2, 2]), jnp.array([1, 6, 3], "int32")).tolist()
+      [1, 7, 2]
+    """
     return _update("and", ref, idx, [value], mask)
 
 
 def atomic_or(ref, idx, value, *, mask=None) -> jax.Array:
-    """ref[idx] |= value, for integers and bools; otherwise as atomic_add."""
+    """ref[idx] |= value, for integers and bools; otherwise as atomic_add.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((3,), "int32"))
+      ... def updated(places, values, o):
+      ...     o[...] = jnp.full(3, 0, "int32")
+      ...     pbkern.atomic_or(o, places[...], values[...])
+      >>> updated(jnp.array([0, 2, 2]), jnp.array([1, 4, 2], "int32")).tolist()
+      [1, 0, 6]
+    """
     return _update("or", ref, idx, [value], mask)
 
 
 def atomic_xor(ref, idx, value, *, mask=None) -> jax.Array:
-    """ref[idx] ^= value, for integers and bools; otherwise as atomic_add."""
+    """ref[idx] ^= value, for integers and bools; otherwise as atomic_add.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((3,), "int32"))
+      ... def updated(places, values, o):
+      ...     o[...] = jnp.full(3, 1, "int32")
+      ...     pbkern.atomic_xor(o, places[...], values[...])
+      >>> updated(jnp.array([0, 2, 2]), jnp.array([1, 4, 2], "int32")).tolist()
+      [0, 1, 7]
+    """
     return _update("xor", ref, idx, [value], mask)
 
 
 def atomic_xchg(ref, idx, value, *, mask=None) -> jax.Array:
-    """ref[idx] = value; returns what was there.
+    """ref[idx] = value; returns what was there. Otherwise as atomic_add.
 
     Of several values for one element the last one stays.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((3,), "int32"))
+      ... def updated(places, values, o):
+      ...     o[...] = jnp.full(3, 0, "int32")
+      ...     pbkern.atomic_xchg(o, places[...], values[...])
+      >>> updated(jnp.array([0, 2, 2]), jnp.array([1, 4, 2], "int32")).tolist()
+      [1, 0, 2]
     """
     return _update("xchg", ref, idx, [value], mask)
 
 
 def atomic_cas(ref, idx, compare, value, *, mask=None) -> jax.Array:
-    """ref[idx] = value where it equals `compare`; returns what was there. Otherwise as atomic_add."""
+    """ref[idx] = value where it equals `compare`; returns what was there. Otherwise as atomic_add.
+
+    `compare` is broadcast and cast as `value` is.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((3,), "int32"))
+      ... def updated(places, values, o):
+      ...     o[...] = jnp.full(3, 0, "int32")
+      ...     pbkern.atomic_cas(o, places[...], 0, values[...])
+      >>> updated(jnp.array([0, 2, 2]), jnp.array([1, 4, 2], "int32")).tolist()
+      [1, 0, 4]
+    """
     return _update("cas", ref, idx, [compare, value], mask)
 
 
@@ -187,14 +261,14 @@ def update_each(ref, indices: tuple[Index, ...], combine: Callable, values: Sequ
 
 def positions(indices: tuple[Index, ...], shape: tuple[int, ...]) -> list:
     """For each dimension of a Ref, i32[shape]: the position of every element of an access."""
-    found = []
+    places = []
     for index, axes in zip(indices, value_axes(indices)):
         if isinstance(index, Range):
             at = _plus(lax.iota(np.int32, index.size) * np.int32(index.stride), index.start)
         else:
             at = jnp.asarray(index.at, np.int32)
-        found.append(lax.broadcast_in_dim(at, shape, axes if np.ndim(at) else ()))
-    return found
+        places.append(lax.broadcast_in_dim(at, shape, axes if np.ndim(at) else ()))
+    return places
 
 
 def _plus(steps, start):

@@ -27,8 +27,20 @@ def breakpoint(*values, **named) -> None:
     Ref of the body, where writing changes what the kernel sees; `values`, {name or number: value}
     of the arguments; `at`, the line.
 
+    Args:
+      *values: arrays or numbers to look at, by position.
+      **named: further ones, by name.
+
     For kernels with interpret=True and pbkern.interpret. Compiling a kernel with a breakpoint
     raises UnsupportedOp.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((4,), "float32"), interpret=True)
+      ... def stops(x, o):
+      ...     o[...] = x[...] + 1
+      ...     pbkern.breakpoint(total=o[...].sum())
+      >>> stops(np.ones(4, np.float32)).tolist()  # with PYTHONBREAKPOINT=0
+      [2.0, 2.0, 2.0, 2.0]
     """
     arrays = [jnp.asarray(value) for value in (*values, *named.values())]
     breakpoint_p.bind(*arrays, names=(*range(len(values)), *named))

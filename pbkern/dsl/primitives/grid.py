@@ -49,12 +49,38 @@ num_programs_p = Primitive("num_programs")
 
 
 def program_id(axis: int) -> jax.Array:
-    """Which program runs, along one grid dimension: i32[]."""
+    """Which program runs, along one grid dimension: i32[].
+
+    Raises KernelError for an `axis` that is no dimension of the grid, and outside of kernels.
+
+    Examples:
+      >>> @pbkern.kernel(
+      ...     grid=(3,), out_specs=pbkern.BlockSpec((1,), lambda i: (i,)),
+      ...     out_shape=jax.ShapeDtypeStruct((3,), "int32"),
+      ... )
+      ... def numbers(o):
+      ...     o[0] = pbkern.program_id(0)
+      >>> numbers().tolist()
+      [0, 1, 2]
+    """
     return program_id_p.bind(axis=_check_axis("program_id", axis))
 
 
 def num_programs(axis: int) -> jax.Array:
-    """Size of one grid dimension: i32[]."""
+    """Size of one grid dimension: i32[].
+
+    `axis` is as of program_id. Raises KernelError as that does.
+
+    Examples:
+      >>> @pbkern.kernel(
+      ...     grid=(3,), out_specs=pbkern.BlockSpec((1,), lambda i: (i,)),
+      ...     out_shape=jax.ShapeDtypeStruct((3,), "int32"),
+      ... )
+      ... def sizes(o):
+      ...     o[0] = pbkern.num_programs(0)
+      >>> sizes().tolist()
+      [3, 3, 3]
+    """
     return num_programs_p.bind(axis=_check_axis("num_programs", axis))
 
 
@@ -86,6 +112,19 @@ def in_bounds(ref, axis: int) -> jax.Array:
 
     All true except in blocks that reach over the array's edge. Reductions over such a dimension
     read `where(in_bounds(x, 1), x[...], identity)`.
+
+    Raises KernelError for an `axis` that the Ref does not have.
+
+    Examples:
+      >>> @pbkern.kernel(
+      ...     grid=(2,), in_specs=[pbkern.BlockSpec((4,), lambda i: (i,))],
+      ...     out_specs=pbkern.BlockSpec((1,), lambda i: (i,)),
+      ...     out_shape=jax.ShapeDtypeStruct((2,), "float32"),
+      ... )
+      ... def sums(x, o):
+      ...     o[0] = jnp.where(pbkern.in_bounds(x, 0), x[...], 0).sum()
+      >>> sums(jnp.ones(6)).tolist()
+      [4.0, 2.0]
     """
     rank = len(ref.shape)
     if not -rank <= axis < rank:
@@ -120,6 +159,16 @@ def load(ref, idx=..., *, mask=None, other=None) -> jax.Array:
       idx: as in ref[idx].
       mask: bool, broadcast to the shape of ref[idx]; None loads everything.
       other: broadcast to that shape, in the Ref's dtype.
+
+    Returns an array of the shape of ref[idx] and of the Ref's dtype. Raises KernelError for a mask that
+    is not bool, and for `other` without `mask`.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((4,), "float32"))
+      ... def halves(x, o):
+      ...     o[...] = pbkern.load(x, pbkern.ds(0, 4), mask=jnp.arange(4) < 2, other=-1)
+      >>> halves(jnp.arange(8.0)).tolist()
+      [0.0, 1.0, -1.0, -1.0]
     """
     base, leaves, tree = _jax.flatten_subscript(ref, idx, mask is not None)
     if mask is None:
@@ -134,7 +183,18 @@ def load(ref, idx=..., *, mask=None, other=None) -> jax.Array:
 
 
 def store(ref, idx, value, *, mask=None) -> None:
-    """ref[idx] = value where `mask` holds; `value` is broadcast and cast like `ref[idx] = value` would be."""
+    """ref[idx] = value where `mask` holds; `value` is broadcast and cast like `ref[idx] = value` would be.
+
+    Raises KernelError for a mask that is not bool. Positions that are masked off keep what they had.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((4,), "float32"))
+      ... def evens(x, o):
+      ...     o[...] = jnp.zeros(4)
+      ...     pbkern.store(o, ..., x[...], mask=jnp.arange(4) % 2 == 0)
+      >>> evens(jnp.arange(1.0, 5.0)).tolist()
+      [1.0, 0.0, 3.0, 0.0]
+    """
     base, leaves, tree = _jax.flatten_subscript(ref, idx, mask is not None)
     out = _jax.indexed_type(jax.typeof(base), tree, leaves)
     value = jnp.broadcast_to(
@@ -198,6 +258,21 @@ def when(condition) -> Callable[[Callable[[], Any]], None]:
     @when(program_id(2) == 0)
     def _():
         acc[...] = jnp.zeros_like(acc)
+
+    Raises KernelError if the function returns a value: what it makes goes to Refs.
+
+    Examples:
+      >>> @pbkern.kernel(
+      ...     grid=(4,), in_specs=[pbkern.BlockSpec((2,), lambda i: (i,))],
+      ...     out_shape=jax.ShapeDtypeStruct((2,), "float32"),
+      ... )
+      ... def total(x, o):
+      ...     @pbkern.when(pbkern.program_id(0) == 0)
+      ...     def _():
+      ...         o[...] = jnp.zeros(2)
+      ...     o[...] += x[...]
+      >>> total(jnp.arange(8.0)).tolist()
+      [12.0, 16.0]
     """
 
     def decorate(function: Callable[[], Any]) -> None:
@@ -216,6 +291,19 @@ def loop(
     """Decorator: runs f(i) for i in range(lower, upper, step); bounds may be traced.
 
     With `init`, f(i, carry) returns the next carry, and the decorated name becomes the last one.
+
+    Raises KernelError for a step that is no positive int, and for a value that a loop without carry
+    returns. `unroll` is as of jax.lax.fori_loop.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((), "float32"))
+      ... def total(x, o):
+      ...     @pbkern.loop(0, 8, init=jnp.float32(0))
+      ...     def value(i, carry):
+      ...         return carry + x[i]
+      ...     o[...] = value
+      >>> float(total(jnp.arange(8.0)))
+      28.0
     """
     if not isinstance(step, int) or step < 1:
         raise KernelError("loop takes a positive constant step", why=f"step={step!r}")
@@ -243,7 +331,12 @@ def _no_result(result) -> None:
 
 
 def cdiv(a: Any, b: Any) -> Any:
-    """ceil(a / b) for integers, traced or not."""
+    """ceil(a / b) for integers, traced or not.
+
+    Examples:
+      >>> pbkern.cdiv(60, 16)
+      4
+    """
     return -(-a // b)
 
 
@@ -251,6 +344,12 @@ def multiple_of(x, k: int | tuple[int, ...]):
     """States that x is divisible by k.
 
     Returns x; targets that align accesses find the divisibility themselves.
+
+    Raises KernelError for a number that is not.
+
+    Examples:
+      >>> pbkern.multiple_of(48, 16)
+      48
     """
     if isinstance(x, (int, np.integer)) and any(
         x % divisor for divisor in (k if isinstance(k, tuple) else (k,))

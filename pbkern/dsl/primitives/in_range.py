@@ -104,18 +104,18 @@ class Ranges:
 
     def _all(self, closed: jex.ClosedJaxpr, operands: Sequence) -> list:
         """Per check: whether an element is out of its range, and the first such element."""
-        found = []
+        results = []
 
         def bind(eqn, *values):
             if eqn.primitive is not in_range_p:
                 return _jax.bind_again(eqn, values)
             x = jax.numpy.ravel(values[0])
             wrong = outside(x, **eqn.params)
-            found.append((wrong.any(), x[jax.numpy.argmax(wrong)]))
+            results.append((wrong.any(), x[jax.numpy.argmax(wrong)]))
             return values
 
         evaluate(closed.jaxpr, closed.consts, operands, bind=bind)
-        return found
+        return results
 
     def check(self, operands: Sequence) -> None:
         """Raises IndexOutOfRange or DivisionByZero for the first number of these operands' that is out of its range."""

@@ -115,17 +115,17 @@ def value_axes(indices: Sequence[Index]) -> list[tuple[int, ...]]:
     gathered = next((np.ndim(i.at) for i in indices if isinstance(i, GatheredIndex)), 0)
     together = bool(advanced) and advanced == list(range(advanced[0], advanced[-1] + 1))
     before = sum(isinstance(i, Range) for i in indices[: advanced[0]]) if together else 0
-    found: list[tuple[int, ...]] = []
+    axes: list[tuple[int, ...]] = []
     seen = 0
     for index in indices:
         if isinstance(index, Range):
-            found.append((seen if seen < before else seen + gathered,))
+            axes.append((seen if seen < before else seen + gathered,))
             seen += 1
         else:
-            found.append(
+            axes.append(
                 tuple(range(before, before + gathered)) if isinstance(index, GatheredIndex) else ()
             )
-    return found
+    return axes
 
 
 KINDS = {

@@ -84,10 +84,10 @@ rules: RuleTable[Rule] = RuleTable("spelling")
 def spell(scope: SpellingScope, eqn) -> Spelled:
     """The expression for one equation (a tuple, if the primitive has several results)."""
     rule = rules.get(eqn.primitive.name)
-    found = rule(scope, eqn) if rule is not None else None
-    if found is None:
-        found = _spell_bind(scope, eqn)
-    return found if isinstance(found, Spelled) else Spelled(found)
+    spelled = rule(scope, eqn) if rule is not None else None
+    if spelled is None:
+        spelled = _spell_bind(scope, eqn)
+    return spelled if isinstance(spelled, Spelled) else Spelled(spelled)
 
 
 # --- literals and parameters
@@ -200,19 +200,30 @@ def _qualified(cls: type, imports: set[str]) -> str:
 def _primitives() -> dict[str, jex.Primitive]:
     from pbkern.dsl.primitives import grid, in_range
 
-    found: dict[str, jex.Primitive] = {}
+    primitives: dict[str, jex.Primitive] = {}
     for module in (grid, in_range, jex.primitives, lax):
         for name in dir(module):
             primitive = getattr(module, name) if name.endswith("_p") else None
             if isinstance(primitive, jex.Primitive):
-                found.setdefault(primitive.name, primitive)
-    return found | _jax.REF_PRIMITIVES
+                primitives.setdefault(primitive.name, primitive)
+    return primitives | _jax.REF_PRIMITIVES
 
 
 def bind(name: str, *operands, **params) -> Any:
     """Binds a JAX or pbkern primitive by name, with exactly these parameters.
 
     Printed kernels use it for parameters that the public functions cannot say.
+
+    Args:
+      name: the primitive's, as str(jaxpr) shows it.
+      *operands: arrays, numbers or Refs.
+      **params: all parameters of its equation.
+    Returns an array, or a list where the primitive has several results. Raises KernelError for a name that
+    no primitive has.
+
+    Examples:
+      >>> pbkern.bind("mul", jnp.arange(3.0), jnp.arange(3.0)).tolist()
+      [0.0, 1.0, 4.0]
     """
     primitive = _primitives().get(name)
     if primitive is None:
@@ -262,9 +273,9 @@ def _elementwise(scope, eqn):
     if spelling is None or any(eqn.params[param] is not None for param in unsaid):
         return None
     if spelling.short and kind_of(array_aval(eqn.invars[0]).dtype) in spelling.kinds:
-        found = _short(scope, eqn, spelling.short)
-        if found is not None:
-            return found
+        spelled = _short(scope, eqn, spelling.short)
+        if spelled is not None:
+            return spelled
     given = [
         f"{param}={scope.param(eqn.params[param])}"
         for param in row.parameters

@@ -22,6 +22,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern._jax import bind_again
+from pbkern._user_lines import UserLine, raise_at
 from pbkern.core.jaxprs import equations, evaluate
 from pbkern.dsl.call import derivative_error
 
@@ -42,22 +43,20 @@ def _find_bad_number(
 ) -> None:
     """Runs the equations one by one: the first that makes a NaN or an infinity raises, at the user's line."""
 
-    def fail(what: object, line: str | None) -> NoReturn:
-        if line is None:
-            raise FloatingPointError(str(what)) from None
-        _jax.raise_at(FloatingPointError(f"{what}\n  at   {line}"), line)
+    def fail(what: object, line: UserLine | None) -> NoReturn:
+        raise_at(FloatingPointError(f"{what}\n  at   {line}" if line else str(what)), line)
 
     def bind_alone(eqn, *values):
         try:
             results = bind_again(eqn, values)
             _jax.refuse_bad_numbers(eqn.primitive.name, results)
         except FloatingPointError as at_equation:
-            fail(at_equation, _jax.line_of_call(eqn))
+            fail(at_equation, _jax.place_of_call(eqn))
         return results
 
     evaluate(jaxpr.jaxpr, jaxpr.consts, operands, bind=bind_alone)
     what = f"{error}: `{name}`, whose operations have none when they run one by one"
-    fail(what, _jax.current_line())
+    fail(what, _jax.current_place())
 
 
 _jax.set_eager_rule(call_p, _find_bad_number)
@@ -113,7 +112,7 @@ class Marked:
         by_name = {named.index(name) for name in found_names if name in named}
         return cls(frozenset(found_positions | by_name), frozenset(found_names | by_position))
 
-    def others(self, args: tuple, kwargs: dict) -> tuple[dict[int, Any], dict[str, Any]]:
+    def unmarked(self, args: tuple, kwargs: dict) -> tuple[dict[int, Any], dict[str, Any]]:
         """Arguments that are not among them, by position and by name."""
         return (
             {n: arg for n, arg in enumerate(args) if n not in self.positions},
@@ -157,7 +156,7 @@ class Traced:
 
 def trace(fn: Callable, static: Marked, donated: Marked, args: tuple, kwargs: dict) -> Traced:
     """Traces `fn` on `args`, arrays or types of arrays."""
-    dynamic, named = static.others(args, kwargs)
+    dynamic, named = static.unmarked(args, kwargs)
     leaves = jax.tree.leaves((dynamic, named))
     fixed = tuple(n for n in range(len(args)) if n not in dynamic)
 
@@ -270,9 +269,9 @@ def _transpose(cotangents, *operands, jaxpr, name, options, donated):
     given = [operand for operand, is_linear in zip(operands, linear) if not is_linear] + [
         ct for ct, nz in zip(cotangents, nonzero) if nz
     ]
-    results, found = iter(bind(given, back, name, options)), iter(nonzero_out)
+    results, is_nonzero = iter(bind(given, back, name, options)), iter(nonzero_out)
     return [
-        (next(results) if next(found) else _jax.cotangent_zero(operand)) if is_linear else None
+        (next(results) if next(is_nonzero) else _jax.cotangent_zero(operand)) if is_linear else None
         for operand, is_linear in zip(operands, linear)
     ]
 

@@ -15,8 +15,8 @@ from jax.extend import core as jex
 
 def count_progressions(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Vectors of integers start, start + step, start + 2 step and so on among the constants are computed instead."""
-    found = [_progression(const) for const in closed.consts]
-    if not any(found):
+    progressions = [_progression(const) for const in closed.consts]
+    if not any(progressions):
         return closed
 
     def counted(*args):
@@ -24,7 +24,7 @@ def count_progressions(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
             const
             if progression is None
             else _count(len(const), *progression, np.dtype(const.dtype))
-            for const, progression in zip(closed.consts, found)
+            for const, progression in zip(closed.consts, progressions)
         ]
         return jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, consts))(*args)
 

@@ -58,16 +58,16 @@ def choose_residuals(split: Split) -> Residuals:
         jaxpr, results, [residual for residual in residuals if isinstance(residual, jex.Var)]
     )
     operands = {var: n for n, var in enumerate(jaxpr.invars)}
-    made = {
+    places = {
         result: n for n, result in reversed(list(enumerate(results))) if isinstance(result, jex.Var)
     }
     kept_operands = [var for var in cut if var in operands]
-    kept_results = [var for var in cut if var not in operands and var in made]
-    saved = [var for var in cut if var not in operands and var not in made]
+    kept_results = [var for var in cut if var not in operands and var in places]
+    saved = [var for var in cut if var not in operands and var not in places]
     known = part_of(split.known, jaxpr.invars, [*results, *saved], jaxpr.eqns)
-    kept = [*kept_operands, *kept_results, *saved]
-    again = part_of(split.known, kept, residuals, equations_between(jaxpr, kept, residuals))
-    positions = [*(made[result] for result in kept_results), *range(count, count + len(saved))]
+    outputs = [*kept_operands, *kept_results, *saved]
+    again = part_of(split.known, outputs, residuals, equations_between(jaxpr, outputs, residuals))
+    positions = [*(places[result] for result in kept_results), *range(count, count + len(saved))]
     return Residuals(
         known,
         recomputing(again, split.unknown, split.residuals),
@@ -81,10 +81,10 @@ def recomputing(
     again: jex.ClosedJaxpr, unknown: jex.ClosedJaxpr, residuals: int
 ) -> jex.ClosedJaxpr:
     """The unknown half on kept values: computes its residuals first."""
-    kept = len(again.in_avals)
+    count = len(again.in_avals)
 
     def run(*args):
-        return jex.jaxpr_as_fun(unknown)(*jex.jaxpr_as_fun(again)(*args[:kept]), *args[kept:])
+        return jex.jaxpr_as_fun(unknown)(*jex.jaxpr_as_fun(again)(*args[:count]), *args[count:])
 
     return jax.make_jaxpr(run)(*again.in_avals, *unknown.in_avals[residuals:])
 

@@ -72,9 +72,9 @@ class Importer:
                 hint="indexing, lax and jnp",
             )
         rule = RULES.get(eqn.primitive.name)
-        found = prng_keys.rewrite(eqn, operands, self.run, partial(rule or _bind, self, eqn))
-        if found is not None:
-            return found
+        results = prng_keys.rewrite(eqn, operands, self.run, partial(rule or _bind, self, eqn))
+        if results is not None:
+            return results
         if rule is not None:
             return rule(self, eqn, *operands)
         if eqn.primitive.name in NEEDS_HARDWARE:
@@ -103,16 +103,16 @@ def uses_atomics(jaxpr: jex.Jaxpr) -> bool:
 
 def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
     """id of each run_scoped jaxpr, or new_ref equation -> its allocations, at any depth."""
-    found: dict[int, tuple[Scratch, ...]] = {}
+    allocations: dict[int, tuple[Scratch, ...]] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "run_scoped":
             inner = eqn.params["jaxpr"]
-            found[id(inner)] = tuple(allocation(var.aval, eqn) for var in inner.invars)
+            allocations[id(inner)] = tuple(allocation(var.aval, eqn) for var in inner.invars)
         if eqn.primitive.name in ("new_ref", "empty_ref"):
-            found[id(eqn)] = (allocation(eqn.outvars[0].aval, eqn),)
+            allocations[id(eqn)] = (allocation(eqn.outvars[0].aval, eqn),)
         for inner in inner_jaxprs(eqn):
-            found |= scoped_allocations(inner.jaxpr)
-    return found
+            allocations |= scoped_allocations(inner.jaxpr)
+    return allocations
 
 
 def allocation(aval, eqn=None) -> Scratch:
@@ -283,8 +283,8 @@ def _empty(importer, eqn):
 
 @RULES.register("top_k")
 def _top_k(importer, eqn, x):
-    found = by_sorting(eqn, [x])
-    return _bind(importer, eqn, x) if found is None else found
+    results = by_sorting(eqn, [x])
+    return _bind(importer, eqn, x) if results is None else results
 
 
 @RULES.register("parallel_loop")

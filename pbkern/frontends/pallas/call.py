@@ -8,7 +8,7 @@ body.py, CompilerParams by params.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -100,60 +100,24 @@ def import_call(
     `unused`: debug, mesh, metadata, cost_estimate, out_avals: they say nothing about results.
     Raises UnsupportedOp, at the user's line, for what this machine has no counterpart of.
     """
-    grid_spec = grid_mapping
     at = _defined_at(jaxpr)
-    grid, dynamic, prefetch, inputs, outputs = _operands(grid_spec, at)
-    scratch = tuple(allocation(aval) for aval in grid_spec.scratch_avals)
-    scoped = scoped_allocations(jaxpr)
-    generator = prng_state.allocation(jaxpr)
-    if generator is not None:
-        scoped[GENERATOR] = (generator,)
-    importer = Importer(
-        tuple(axis for axis in range(len(grid)) if axis not in grid_spec.vmapped_dims),
-        grid_spec.grid_names or (),
-    )
+    operands = _operands(grid_mapping, at)
+    grid, dynamic, prefetch, inputs, outputs = operands
+    vmapped = grid_mapping.vmapped_dims
+    scoped, hands_on = _scoped(jaxpr)
+    in_order = (axis for axis in range(len(grid)) if axis not in vmapped)
+    importer = Importer(tuple(in_order), grid_mapping.grid_names or ())
     aliases = tuple(sorted(tuple(pair) for pair in input_output_aliases))
-    params = cpu_params(
-        compiler_params, grid, grid_spec.vmapped_dims, uses_atomics(jaxpr), at, target
-    )
-    in_place = {
-        n
-        for n, mapping in enumerate(grid_spec.block_mappings[grid_spec.num_inputs :])
-        if _jax.is_whole_memory(mapping)
-    }
-    cores = [
-        axis
-        for axis, param in enumerate((params and params["cpu"].dimension_semantics) or ())
-        if param == "parallel"
-    ]
-    params, private = _share_safely(params, outputs, {output for _, output in aliases}, in_place)
-    wide = _wide_outputs(
-        jaxpr,
-        outputs,
-        len(prefetch) + grid_spec.num_inputs,
-        private,
-        {output for _, output in aliases},
-    )
-    memory = (
-        *(
-            Scratch(outputs[output].ref_shape, outputs[output].array.dtype)
-            for output in (*private, *wide)
-        ),
-        *scratch,
-    )
-    held = (
-        private,
-        wide,
-        {i: output for i, output in aliases if output in in_place and i >= len(prefetch)},
-    )
+    params = cpu_params(compiler_params, grid, vmapped, uses_atomics(jaxpr), at, target)
+    cores = [axis for axis, word in enumerate(_semantics(params) or ()) if word == "parallel"]
+    params, held = _held(jaxpr, params, operands, grid_mapping, aliases)
+    scratch = tuple(allocation(aval) for aval in grid_mapping.scratch_avals)
+    memory = (*held.scratch(outputs), *scratch)
     body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, held, len(grid))
-    hands_on = (
-        generator is not None and not generator.scoped
-    )  # a program's draws depend on those before
     if backend_of(compiler_params) == "triton":
-        params = _in_any_order(params, outputs, grid, grid_spec.vmapped_dims, jaxpr)
-    params = _in_order(params) if (importer.writes_back and in_place) or hands_on else params
-    slices = _slice_sizes(grid_spec, grid, prefetch, len(dynamic))
+        params = _in_any_order(params, outputs, grid, vmapped, jaxpr)
+    if hands_on or (importer.writes_back and held.in_place):
+        params = _in_order(params)
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
         grid=grid,
@@ -162,14 +126,14 @@ def import_call(
         scratch=memory + tuple(buf for group in scoped.values() for buf in group),
         body=body,
         aliases=aliases,
-        compiler_params=params
-        | nvidia_params(compiler_params, params and params["cpu"].dimension_semantics),
+        compiler_params=params | nvidia_params(compiler_params, _semantics(params)),
         num_scalar_prefetch=len(prefetch),
         dynamic_grid=tuple(
             (axis, len(inputs) - len(dynamic) + k) for k, axis in enumerate(dynamic)
         ),
         defined_at=at,
     )
+    slices = _slice_sizes(grid_mapping, grid, prefetch, len(dynamic))
     if slices:
         body = bounded_slices.bound(body, lambda refs: limits_of(kernel, slices, refs))
         kernel = dataclasses.replace(kernel, body=canonical_body(body))
@@ -199,6 +163,53 @@ def _array(aval, at: str) -> ArrayType:
             why="elements are numbers, bools or PRNG keys",
         )
     return ArrayType(tuple(int(size) for size in shape), held_as(dtype))
+
+
+def _semantics(params: dict) -> tuple[str, ...] | None:
+    """The dimension_semantics of CompilerParams, if there are any."""
+    return params["cpu"].dimension_semantics if params else None
+
+
+def _scoped(jaxpr) -> tuple[dict, bool]:
+    """(allocations in the body, by id; whether draws of random numbers depend on those of programs before)."""
+    scoped = scoped_allocations(jaxpr)
+    generator = prng_state.allocation(jaxpr)
+    if generator is None:
+        return scoped, False
+    return scoped | {GENERATOR: (generator,)}, not generator.scoped
+
+
+class _Held(NamedTuple):
+    """Outputs that are not written where they are stored to.
+
+    private: live in scratch until the last program; wide: until the end of each program; in_place:
+    whole memory; same: {input: output} that are one array there, so that what is written through either
+    is seen through both.
+    """
+
+    private: tuple[int, ...]
+    wide: tuple[int, ...]
+    in_place: set[int]
+    same: dict[int, int]
+
+    def scratch(self, outputs: Sequence[BlockMapping]) -> list[Scratch]:
+        """Scratch in which the private and the wide ones live."""
+        mappings = [outputs[output] for output in (*self.private, *self.wide)]
+        return [Scratch(mapping.ref_shape, mapping.array.dtype) for mapping in mappings]
+
+
+def _held(
+    jaxpr, params: dict, operands: _Operands, grid_spec, aliases: tuple[tuple[int, int], ...]
+) -> tuple[dict, _Held]:
+    """(CompilerParams under which that is right, outputs that are held)."""
+    aliased = {output for _, output in aliases}
+    mappings = grid_spec.block_mappings[grid_spec.num_inputs :]
+    in_place = {n for n, mapping in enumerate(mappings) if _jax.is_whole_memory(mapping)}
+    params, private = _share_safely(params, operands.outputs, aliased, in_place)
+    first, num_prefetched = len(operands.prefetch) + grid_spec.num_inputs, len(operands.prefetch)
+    wide = _wide_outputs(jaxpr, operands.outputs, first, private, aliased)
+    same = {i: output for i, output in aliases if output in in_place and i >= num_prefetched}
+    return params, _Held(private, wide, in_place, same)
 
 
 def _share_safely(
@@ -295,16 +306,21 @@ def _wide_outputs(
 
 
 def _body(
-    jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch, held, rank
+    jaxpr,
+    importer: Importer,
+    scoped: dict,
+    num_sizes: int,
+    inputs,
+    outputs,
+    scratch,
+    held: _Held,
+    rank,
 ) -> jex.ClosedJaxpr:
     """The translated body over Refs (*inputs, *outputs, *scratch, *scoped allocations).
 
-    `held`: outputs that live in the first scratch buffers, until the last program, and until the
-    end of each program; and {input: output} where both are one array in whole memory, so that what
-    is written through either is seen through both.
+    Outputs that are `held` live in the first scratch buffers.
     """
     num_in, num_blocks = len(inputs), len(inputs) + len(outputs)
-    private, wide, same = held
 
     def run(*refs):
         operands, results, memory = (
@@ -312,10 +328,13 @@ def _body(
             list(refs[num_in:num_blocks]),
             refs[num_blocks:],
         )
-        for i, output in same.items():
+        for i, output in held.same.items():
             operands[i] = results[output]
-        kept = {number: (results[number], memory[k]) for k, number in enumerate((*private, *wide))}
-        for output, (_, copy) in kept.items():
+        last_values = {
+            number: (results[number], memory[k])
+            for k, number in enumerate((*held.private, *held.wide))
+        }
+        for output, (_, copy) in last_values.items():
             results[output] = copy
         rest = iter(memory[len(scratch) :])
         importer.scoped = {key: [next(rest) for _ in group] for key, group in scoped.items()}
@@ -325,14 +344,14 @@ def _body(
                 primitives.when(primitives.is_first_program(range(rank)))(
                     partial(prng_state.clear, importer.generator)
                 )
-        passed = zip(jaxpr.invars, (*operands, *results, *memory[len(kept) : len(scratch)]))
+        passed = zip(jaxpr.invars, (*operands, *results, *memory[len(last_values) : len(scratch)]))
         # Scalars that a pl.kernel closes over are operands, and values in its body.
         importer.run(jaxpr, (), [ref if _jax.is_ref(var.aval) else ref[...] for var, ref in passed])
-        for output in wide:
-            target, source = kept[output]
+        for output in held.wide:
+            target, source = last_values[output]
             target[...] = source[...]
-        if private:
-            _when_last(rank, [kept[number] for number in private])
+        if held.private:
+            _when_last(rank, [last_values[number] for number in held.private])
 
     types = [(mapping.ref_shape, mapping.array.dtype) for mapping in (*inputs, *outputs)]
     types += [
@@ -405,25 +424,27 @@ def _padding_before(dim: BlockDim) -> int:
 def _indices(mapping, grid: tuple[int, ...], args) -> list:
     """Results of the index map: a scalar per dimension, a Slice for a BoundedSlice."""
     closed = mapping.index_map_jaxpr
-    found = Importer(tuple(range(len(grid))), sizes=grid).run(closed.jaxpr, closed.consts, args)
-    return list(jax.tree.unflatten(mapping.index_map_out_tree, found))
+    indices = Importer(tuple(range(len(grid))), sizes=grid).run(closed.jaxpr, closed.consts, args)
+    return list(jax.tree.unflatten(mapping.index_map_out_tree, indices))
 
 
 def _slice_sizes(
     grid_spec, grid: tuple[int, ...], prefetch: list[ArrayType], num_sizes: int
 ) -> dict[int, Callable]:
     """Number of a Ref with BoundedSlice dimensions -> function that `trace.limits_of` takes."""
-    found = {}
+    sizes = {}
     for n, mapping in enumerate(grid_spec.block_mappings):
         if any(isinstance(size, _jax.pallas().BoundedSlice) for size in mapping.block_shape):
-            kept = [not isinstance(size, _jax.pallas().Squeezed) for size in mapping.block_shape]
+            has_axis = [
+                not isinstance(size, _jax.pallas().Squeezed) for size in mapping.block_shape
+            ]
             ref = len(prefetch) + n + (num_sizes if n >= grid_spec.num_inputs else 0)
-            found[ref] = lambda *args, block_map=mapping, kept=kept: {
-                sum(kept[:axis]): jax.numpy.asarray(index.size, np.int32)
+            sizes[ref] = lambda *args, block_map=mapping, has_axis=has_axis: {
+                sum(has_axis[:axis]): jax.numpy.asarray(index.size, np.int32)
                 for axis, index in enumerate(_indices(block_map, grid, args))
                 if _jax.is_slice(index)
             }
-    return found
+    return sizes
 
 
 def _index_map(
@@ -435,15 +456,16 @@ def _index_map(
     ]
 
     def run(*args):
-        found = (
+        starts = (
             index.start if _jax.is_slice(index) else index
             for index in _indices(mapping, grid, args)
         )
-        found = (jax.lax.convert_element_type(i, np.int32) for i in found)
-        found = [
-            i - np.int32(low) if (low := _padding_before(dim)) else i for i, dim in zip(found, dims)
+        starts = (jax.lax.convert_element_type(i, np.int32) for i in starts)
+        starts = [
+            i - np.int32(low) if (low := _padding_before(dim)) else i
+            for i, dim in zip(starts, dims)
         ]
-        return found + [np.int32(0)] * (len(dims) - len(found))
+        return starts + [np.int32(0)] * (len(dims) - len(starts))
 
     with jax.enable_x64(True):
         return canonical_index_map(jax.make_jaxpr(run)(*types), grid)

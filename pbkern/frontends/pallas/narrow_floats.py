@@ -84,11 +84,11 @@ def calculate(eqn, operands) -> list | None:
         key: body_dtype(param) if isinstance(param, np.dtype) else param
         for key, param in eqn.params.items()
     }
-    found = eqn.primitive.bind(*operands, **params)
-    found = found if eqn.primitive.multiple_results else [found]
+    computed = eqn.primitive.bind(*operands, **params)
+    computed = computed if eqn.primitive.multiple_results else [computed]
     return [
         quantise(x, result) if _is_small(result) and eqn.primitive.name not in MOVES else x
-        for x, result in zip(found, results)
+        for x, result in zip(computed, results)
     ]
 
 
@@ -133,9 +133,9 @@ def quantise(x, dtype):
     bits = lax.bitcast_convert_type(x, np.uint32)
     drop = 23 - float_format.mantissa
     odd = (bits >> np.uint32(drop)) & np.uint32(1)
-    kept = np.uint32(2**32 - 2**drop)
+    mask = np.uint32(2**32 - 2**drop)
     normal = lax.bitcast_convert_type(
-        (bits + odd + np.uint32(2 ** (drop - 1) - 1)) & kept, np.float32
+        (bits + odd + np.uint32(2 ** (drop - 1) - 1)) & mask, np.float32
     )
     step = np.float32(2.0 ** (float_format.smallest - float_format.mantissa))
     subnormal = lax.round(x / step, lax.RoundingMethod.TO_NEAREST_EVEN) * step

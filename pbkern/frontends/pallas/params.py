@@ -208,11 +208,11 @@ def nvidia_params(params: Any, semantics: Any) -> dict[str, NvidiaParams]:
     if isinstance(params, NvidiaParams):
         return {"nvgpu": params}
     names = NVIDIA.get(backend_of(params) or "", ())
-    own = {field.name: field.default for field in dataclasses.fields(params)} if names else {}
+    defaults = {field.name: field.default for field in dataclasses.fields(params)} if names else {}
     given = {
         name: value
         for name in names
-        if (value := getattr(params, name, None)) is not None and value != own[name]
+        if (value := getattr(params, name, None)) is not None and value != defaults[name]
     }
     if "lowering_semantics" in given:
         given["lowering_semantics"] = getattr(
@@ -220,8 +220,8 @@ def nvidia_params(params: Any, semantics: Any) -> dict[str, NvidiaParams]:
         )
     if "dimension_semantics" in given:
         given["dimension_semantics"] = semantics or None
-    made = NvidiaParams(**given)
-    return {} if made == NvidiaParams() else {"nvgpu": made}
+    translated = NvidiaParams(**given)
+    return {} if translated == NvidiaParams() else {"nvgpu": translated}
 
 
 def backend_of(params: Any) -> str | None:
@@ -244,7 +244,7 @@ def _given(params: Any, at: str, elsewhere: Sequence[str]) -> dict[str, Any]:
         )
     label, table = TABLES[backend]
     uses = {param.name: param for param in table}
-    found = {}
+    given = {}
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
         entry = uses.get(field.name)
@@ -256,8 +256,8 @@ def _given(params: Any, at: str, elsewhere: Sequence[str]) -> dict[str, Any]:
                     what, at=at, why=f"{field.name}={value!r}. {why}", hint="leave it out"
                 )
         elif entry.use == USED:
-            found[field.name] = value
-    return found
+            given[field.name] = value
+    return given
 
 
 def _semantics(

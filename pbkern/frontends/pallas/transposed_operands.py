@@ -97,29 +97,29 @@ def _reshaped(
             merged[-1] = [merged[-1][0] * size, stride]
         else:
             merged.append([size, stride])
-    found: list[tuple[int, int]] = []
+    groups: list[tuple[int, int]] = []
     for size in shape:
         if size == 1:
-            found.append((1, 1))
+            groups.append((1, 1))
             continue
         if not merged or merged[0][0] % size:
             return None
         rest = merged[0][0] // size
-        found.append((size, rest * merged[0][1]))
+        groups.append((size, rest * merged[0][1]))
         merged[0][0] = rest
         if rest == 1:
             merged.pop(0)
-    return tuple(found)
+    return tuple(groups)
 
 
 def _reads_alike(mapping: BlockMapping, view: InterleavedView, order: tuple[int, ...]) -> bool:
     """Whether a block is the same Ref in the source, made of runs that are long enough."""
-    kept = [axis for axis in order if not isinstance(mapping.dims[axis], Squeezed)]
+    axes = [axis for axis in order if not isinstance(mapping.dims[axis], Squeezed)]
     plain = all(isinstance(block_dim, (Blocked, Squeezed)) for block_dim in mapping.dims)
     if (
         not plain
         or order == tuple(range(len(order)))
-        or kept != sorted(kept)
+        or axes != sorted(axes)
         or math.prod(mapping.array.shape) == 0
     ):
         return False

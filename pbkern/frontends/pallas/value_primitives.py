@@ -63,12 +63,12 @@ def _roll_by(x, shift, axis: int):
 def _platform_index(eqn) -> list:
     """The branch for the CPU, else the default one."""
     platforms = eqn.params["platforms"]
-    found = next((n for n, names in enumerate(platforms) if names is None or "cpu" in names), None)
-    if found is None:
+    number = next((n for n, names in enumerate(platforms) if names is None or "cpu" in names), None)
+    if number is None:
         raise UnsupportedOp(
             "no branch for the CPU", at=_jax.user_line(eqn), why=f"platforms {platforms}"
         )
-    return [np.int32(found)]
+    return [np.int32(number)]
 
 
 def _inline_asm(eqn, *operands) -> list:

@@ -42,8 +42,8 @@ COMMUTATIVE = ("add", "multiply", "minimum", "maximum", "and", "or", "xor")
 
 def combiner(block: Any) -> str | None:
     """The one operation of a region of two arguments, such as "add"; "first" or "second" for the argument that it returns."""
-    found = combiners(block)
-    return found[0] if len(found) == 1 else None
+    names = combiners(block)
+    return names[0] if len(names) == 1 else None
 
 
 def combiners(block: Any) -> list[str | None]:
@@ -51,19 +51,19 @@ def combiners(block: Any) -> list[str | None]:
     *operations, last = [operation.operation for operation in block.operations]
     arguments = list(block.arguments)
     num_values = len(arguments) // 2
-    made = {
+    makers = {
         operation.results[0]: operation for operation in operations if len(operation.results) == 1
     }
     return [
-        _combiner(made, value, arguments[k], arguments[num_values + k])
+        _combiner(makers, value, arguments[k], arguments[num_values + k])
         for k, value in enumerate(last.operands)
     ]
 
 
-def _combiner(made: dict, value: Any, x: Any, y: Any) -> str | None:
+def _combiner(makers: dict, value: Any, x: Any, y: Any) -> str | None:
     if value in (x, y):
         return "first" if value == x else "second"
-    op = made.get(value)
+    op = makers.get(value)
     if op is None or not op.name.startswith("stablehlo.") or len(op.operands) != 2:
         return None
     name, given = op.name.removeprefix("stablehlo."), list(op.operands)
@@ -99,7 +99,7 @@ def _is_logic(block: Any) -> bool:
 
 def _outer(block: Any) -> list[Any]:
     """Operations outside of a region whose results it reads; None for an argument of a block outside."""
-    own = [
+    inner = [
         *block.arguments,
         *(result for operation in block.operations for result in operation.operation.results),
     ]
@@ -107,19 +107,19 @@ def _outer(block: Any) -> list[Any]:
         made_by(operand)
         for operation in block.operations
         for operand in operation.operation.operands
-        if operand not in own
+        if operand not in inner
     ]
 
 
 def _constants(block: Any) -> list[np.ndarray]:
-    found = [
+    constants = [
         operation.operation
         for operation in block.operations
         if operation.operation.name == "stablehlo.constant"
     ]
     return [
         constant(const_op, tensor_type(const_op.results[0])[1])
-        for const_op in (*found, *_outer(block))
+        for const_op in (*constants, *_outer(block))
     ]
 
 
@@ -142,10 +142,10 @@ def _samples(dtype: np.dtype, constants: Sequence[np.ndarray]) -> np.ndarray:
             sorted({value for value in values if limits.min <= value <= limits.max}), dtype
         )
     # The first six have all kinds of relations.
-    found = [np.array([np.nan, -0.0, 0.0, 1.0, -2.5, np.inf, -np.nan, -np.inf, 2.5, -1.0], dtype)]
+    samples = [np.array([np.nan, -0.0, 0.0, 1.0, -2.5, np.inf, -np.nan, -np.inf, 2.5, -1.0], dtype)]
     for const in given:
         with np.errstate(all="ignore"):
-            found.append(
+            samples.append(
                 np.array(
                     [
                         const,
@@ -155,7 +155,7 @@ def _samples(dtype: np.dtype, constants: Sequence[np.ndarray]) -> np.ndarray:
                     dtype,
                 ).ravel()
             )
-    every = np.concatenate(found)
+    every = np.concatenate(samples)
     first = np.unique(every.view(f"int{dtype.itemsize * 8}"), return_index=True)[1]
     return every[np.sort(first)]
 
@@ -213,8 +213,8 @@ class Key:
     def of(self, x: np.ndarray) -> np.ndarray:
         """Integers in this order."""
         if x.dtype.kind in "iub":
-            found = np.unique(x, return_inverse=True)[1].reshape(x.shape)
-            return -found if self.descending else found
+            ranks = np.unique(x, return_inverse=True)[1].reshape(x.shape)
+            return -ranks if self.descending else ranks
         if self.total:
             return -total_order(x) if self.descending else total_order(x)
         value = -x if self.descending else x
@@ -238,9 +238,9 @@ def sort_order(block: Any) -> tuple[Key, ...] | None:
     if count not in MOST_SAMPLES:
         return None
     pairs = _pairs([_samples(dtype, constants)[: MOST_SAMPLES[count]] for dtype in dtypes[:count]])
-    others = [np.zeros(pairs[0].shape, dtype) for dtype in dtypes[count:] for _ in (0, 1)]
-    (found,) = _run(block, [*pairs, *others])
-    return next((keys for keys in _candidates(count, dtypes) if _agrees(keys, pairs, found)), None)
+    other_operands = [np.zeros(pairs[0].shape, dtype) for dtype in dtypes[count:] for _ in (0, 1)]
+    (result,) = _run(block, [*pairs, *other_operands])
+    return next((keys for keys in _candidates(count, dtypes) if _agrees(keys, pairs, result)), None)
 
 
 def _candidates(count: int, dtypes: Sequence[np.dtype]) -> Iterator[tuple[Key, ...]]:
@@ -262,21 +262,21 @@ def _pairs(samples: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [axis[grid.ravel()] for axis, grid in zip(axes, grids)]
 
 
-def _agrees(keys: Sequence[Key], pairs: list[np.ndarray], found: np.ndarray) -> bool:
+def _agrees(keys: Sequence[Key], pairs: list[np.ndarray], result: np.ndarray) -> bool:
     """Whether a comparator's answers are "x before y" by these keys.
 
     One that takes no care of NaN leaves its place open.
     """
-    before, equal = np.zeros(found.shape, bool), np.ones(found.shape, bool)
-    known = np.ones(found.shape, bool)
+    before, equal = np.zeros(result.shape, bool), np.ones(result.shape, bool)
+    known = np.ones(result.shape, bool)
     for key, pair, y in zip(keys, pairs[::2], pairs[1::2]):
         left, right = key.of(np.stack([pair, y]))
         known &= ~equal | key.total | ((pair == pair) & (y == y))
         before |= equal & (left < right)
         equal &= left == right
-    if (found == before).all():
+    if (result == before).all():
         return True
-    return bool((found == before)[known].all() and not found[~known].any())
+    return bool((result == before)[known].all() and not result[~known].any())
 
 
 # --- the place of an extreme

@@ -24,10 +24,10 @@ def dense(attribute: Any, dtype: np.dtype | None = None) -> np.ndarray:
     shape = tuple(ir.ShapedType(attribute.type).shape)
     if dtype is None or (dtype.kind in "fiu" and dtype.isbuiltin == 1) or dtype.kind == "b":
         try:
-            found = np.array(attribute)
+            array = np.array(attribute)
         except TypeError:  # a type that the bindings have no buffer for
             return _of_text(str(attribute), shape, dtype or np.dtype(np.int64))
-        return found.reshape(shape) if dtype is None else found.reshape(shape).astype(dtype)
+        return array.reshape(shape) if dtype is None else array.reshape(shape).astype(dtype)
     return _of_text(str(attribute), shape, dtype)
 
 
@@ -47,16 +47,16 @@ def _of_text(text: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """From the printed form: hexadecimal bytes of all elements, or numbers, one for all that are equal."""
     body = text[text.index("<") + 1 : text.rindex(">", 0, text.rindex(" : "))].strip()
     if body.startswith('"0x'):
-        found = np.frombuffer(bytes.fromhex(body[3:-1]), dtype)
+        array = np.frombuffer(bytes.fromhex(body[3:-1]), dtype)
     else:
         part = np.dtype(f"float{dtype.itemsize * 4}") if dtype.kind == "c" else dtype
-        found = np.array([_number(word, part) for word in NUMBER.findall(body)], part)
-        found = found.view(dtype) if dtype.kind == "c" else found
+        array = np.array([_number(word, part) for word in NUMBER.findall(body)], part)
+        array = array.view(dtype) if dtype.kind == "c" else array
     size = int(np.prod(shape))
     return (
-        found.reshape(shape)
-        if found.size == size
-        else np.broadcast_to(found.reshape(()), shape).copy()
+        array.reshape(shape)
+        if array.size == size
+        else np.broadcast_to(array.reshape(()), shape).copy()
     )
 
 

@@ -41,13 +41,13 @@ def trip_count(op: Any, given: Sequence[Any]) -> int | None:
     return min(known) if known and len(known) == len(counts) else None
 
 
-def _conjunction(made: Any) -> list[Any] | None:
+def _conjunction(maker: Any) -> list[Any] | None:
     """The comparisons that a truth value is true for together; None for any other."""
-    if made is None or made.name not in ("stablehlo.and", "stablehlo.compare"):
+    if maker is None or maker.name not in ("stablehlo.and", "stablehlo.compare"):
         return None
-    if made.name == "stablehlo.compare":
-        return [made]
-    parts = [_conjunction(made_by(operand)) for operand in made.operands]
+    if maker.name == "stablehlo.compare":
+        return [maker]
+    parts = [_conjunction(made_by(operand)) for operand in maker.operands]
     return None if None in parts else [condition for part in parts for condition in part or ()]
 
 
@@ -67,15 +67,15 @@ def _count(compare: Any, test: Any, body: Any, given: Sequence[Any]) -> int | No
         or np.ndim(start)
     ):
         return None
-    found = _steps(int(start), int(limit), step, direction)
+    count = _steps(int(start), int(limit), step, direction)
     dtype = tensor_type(test.arguments[counter])[1]
     if (
-        found is None
-        or found > MOST_COUNTED_STEPS
-        or not np.iinfo(dtype).min <= int(start) + found * step <= np.iinfo(dtype).max
+        count is None
+        or count > MOST_COUNTED_STEPS
+        or not np.iinfo(dtype).min <= int(start) + count * step <= np.iinfo(dtype).max
     ):
         return None
-    return found
+    return count
 
 
 def _steps(start: int, end: int, step: int, direction: str) -> int | None:
@@ -94,10 +94,10 @@ def _steps(start: int, end: int, step: int, direction: str) -> int | None:
 MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 
-def _comparison(found: Any, test: Any) -> tuple[int, str, Any] | None:
+def _comparison(comparison: Any, test: Any) -> tuple[int, str, Any] | None:
     """(number of the counter among the carries, direction, what it is compared with) of a comparison of whole numbers."""
-    direction = HloOperation(found).choice("comparison_direction")
-    x, y = found.operands
+    direction = HloOperation(comparison).choice("comparison_direction")
+    x, y = comparison.operands
     arguments = list(test.arguments)
     if direction not in MIRRORED or tensor_type(x)[1].kind not in "iu":
         return None
@@ -119,29 +119,29 @@ def _known(value: Any, test: Any, given: Sequence[Any]) -> int | None:
         index = arguments.index(value)
         body = test.owner.regions[1].blocks[0]
         last = [operation.operation for operation in body.operations][-1]
-        kept = last.operands[index] == body.arguments[index]
+        is_unchanged = last.operands[index] == body.arguments[index]
         return (
             int(given[index])
-            if kept and isinstance(given[index], np.ndarray | np.integer)
+            if is_unchanged and isinstance(given[index], np.ndarray | np.integer)
             else None
         )
-    made = made_by(value)
-    if made is None or made.name != "stablehlo.constant":
+    maker = made_by(value)
+    if maker is None or maker.name != "stablehlo.constant":
         return None
-    return int(constant(made, tensor_type(made.results[0])[1]))
+    return int(constant(maker, tensor_type(maker.results[0])[1]))
 
 
 def _step(body: Any, counter: int) -> int | None:
     """Returns what a loop adds to its counter."""
     last = [operation.operation for operation in body.operations][-1]
-    made = made_by(last.operands[counter])
-    if made is None or made.name not in ("stablehlo.add", "stablehlo.subtract"):
+    maker = made_by(last.operands[counter])
+    if maker is None or maker.name not in ("stablehlo.add", "stablehlo.subtract"):
         return None
-    x, y = made.operands
-    if made.name == "stablehlo.add" and y == body.arguments[counter]:
+    x, y = maker.operands
+    if maker.name == "stablehlo.add" and y == body.arguments[counter]:
         x, y = y, x
     amount = made_by(y)
     if x != body.arguments[counter] or amount is None or amount.name != "stablehlo.constant":
         return None
     step = int(constant(amount, tensor_type(amount.results[0])[1]))
-    return step if made.name == "stablehlo.add" else -step
+    return step if maker.name == "stablehlo.add" else -step

@@ -125,7 +125,7 @@ class BlockScope:
         """Results of one operation. Raises UnsupportedOp with its place if lax refuses it."""
         try:
             with self.places.context(op):
-                made = RULES.lookup(op.name)(
+                results = RULES.lookup(op.name)(
                     HloOperation(op, self.run, self.call, self.places), *operands
                 )
         except PbkernError:
@@ -137,7 +137,7 @@ class BlockScope:
                 why=f"{type(e).__name__}: {str(e).splitlines()[0]}",
                 hint="check the program with stablehlo-opt",
             ) from e
-        return made if isinstance(made, tuple | list) else (made,)
+        return results if isinstance(results, tuple | list) else (results,)
 
     def call(self, name: str, arguments: Sequence[Any]) -> list:
         """Results of a function of the module."""

@@ -117,42 +117,42 @@ class HloOperation:
 
     def text(self, name: str) -> str:
         """Returns the text of a string, or the name of a symbol."""
-        found = self.attribute(name)
-        return (ir.StringAttr if isinstance(found, ir.StringAttr) else ir.FlatSymbolRefAttr)(
-            found
+        value = self.attribute(name)
+        return (ir.StringAttr if isinstance(value, ir.StringAttr) else ir.FlatSymbolRefAttr)(
+            value
         ).value
 
     def flag(self, name: str) -> bool:
-        found = self.attribute(name)
-        return found is not None and ir.BoolAttr(found).value
+        value = self.attribute(name)
+        return value is not None and ir.BoolAttr(value).value
 
     def integers(self, name: str, default: Sequence[int] | None = None) -> list[int]:
-        found = self.attribute(name)
-        if found is None:
+        value = self.attribute(name)
+        if value is None:
             assert default is not None, f"{self.name} has no {name}"
             return list(default)
-        return dense_integers(found)
+        return dense_integers(value)
 
     def pairs(self, name: str, rank: int) -> list[tuple[int, int]]:
         """A pair per dimension, zeros where it is absent."""
-        found = self.attribute(name)
-        if found is None:
+        value = self.attribute(name)
+        if value is None:
             return [(0, 0)] * rank
-        return [(int(first), int(second)) for first, second in dense(found).reshape(-1, 2)]
+        return [(int(first), int(second)) for first, second in dense(value).reshape(-1, 2)]
 
     def choice(self, name: str, default: str | None = None) -> str | None:
         """The word of an enumeration, such as LT of #stablehlo<comparison_direction LT>."""
-        found = self.attribute(name)
-        return default if found is None else str(found).rstrip(">").replace("<", " ").split()[-1]
+        value = self.attribute(name)
+        return default if value is None else str(value).rstrip(">").replace("<", " ").split()[-1]
 
     @property
     def precision(self) -> tuple[str, ...] | None:
         """Precision of a contraction's operands, in lower case; None for the default."""
-        found = self.attribute("precision_config")
+        value = self.attribute("precision_config")
         words = (
             ()
-            if found is None
-            else tuple(str(entry).rstrip(">").split()[-1].lower() for entry in ir.ArrayAttr(found))
+            if value is None
+            else tuple(str(entry).rstrip(">").split()[-1].lower() for entry in ir.ArrayAttr(value))
         )
         return None if all(word == "default" for word in words) else words
 
@@ -171,7 +171,7 @@ def described(op: Any, places: SourcePlaces) -> str:
     if name == "stablehlo.custom_call":
         name = f"custom_call @{ir.StringAttr(op.attributes['call_target_name']).value}"
     place = places.of(op)
-    return f"{name} at {place}" if place else name
+    return f"{name} at {place.file}:{place.line}" if place else name
 
 
 def refused(op: HloOperation, why: str) -> UnsupportedOp:

@@ -15,9 +15,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pbkern import _jax
+from pbkern._user_lines import UserLine
 from pbkern.core.errors import ArgumentError, TargetError, UnsupportedOp
 
-from .places import SourcePlace, SourcePlaces
+from .places import SourcePlaces
 
 BYTECODE = b"ML\xefR"
 PORTABLE = b"StableHLO_v"  # producer in the header of a portable artefact's bytecode
@@ -44,7 +45,7 @@ class ProgramSource:
 
 
 def parse(
-    given: Any, what: str = "the text", named: Mapping[str, SourcePlace] | None = None
+    given: Any, what: str = "the text", named: Mapping[str, UserLine] | None = None
 ) -> ProgramSource:
     """Reads a program; `what` stands for a text in messages, `named` knows places by the names of operations.
 
@@ -56,8 +57,8 @@ def parse(
     if isinstance(given, jax.export.Exported):
         return _of_exported(given, f"the export of `{given.fun_name}`")
     if isinstance(given, os.PathLike) or (isinstance(given, str) and _is_path(given)):
-        found = _of_bytes(_contents(pathlib.Path(given)), f"`{given}`")
-        return dataclasses.replace(found, places=SourcePlaces(os.fspath(given)))
+        program = _of_bytes(_contents(pathlib.Path(given)), f"`{given}`")
+        return dataclasses.replace(program, places=SourcePlaces(os.fspath(given)))
     if isinstance(given, bytes | bytearray | memoryview):
         return _of_bytes(bytes(given), f"program of {len(given)} bytes")
     if isinstance(given, str):

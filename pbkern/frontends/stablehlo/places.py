@@ -1,4 +1,4 @@
-"""Location of an operation -> Place: the user's line that it was written at, where the program tells it."""
+"""Location of an operation -> UserLine: the user's line that it was written at, where the program tells it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pbkern import _jax
+from pbkern._user_lines import UserLine
 
 TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"(?::(\d+):(\d+))?')
 PARSED = "-"  # MLIR's parser calls the file of a text without locations so
@@ -18,19 +19,6 @@ LIBRARIES = re.compile(r"[/\\](tensorflow|keras|tf_keras)[/\\]")
 def names_a_line(location: Any) -> bool:
     """Whether an MLIR location has a file and a line."""
     return any(line for _, line, _ in TOKEN.findall(str(location)))
-
-
-@dataclass(frozen=True)
-class SourcePlace:
-    """A place in a source file; lines count from 1, columns as the program counts them."""
-
-    file: str
-    line: int
-    column: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -45,23 +33,23 @@ class SourcePlaces:
     """
 
     file: str = "program"
-    named: Mapping[str, SourcePlace] = field(default_factory=dict)
+    named: Mapping[str, UserLine] = field(default_factory=dict)
 
-    def of(self, op: Any) -> SourcePlace | None:
+    def of(self, op: Any) -> UserLine | None:
         """The innermost line that is no line of TensorFlow's own, else what the operation's name is known for."""
         tokens = TOKEN.findall(str(op.location))
         function = ""
         for text, line, column in tokens:
             if line and not LIBRARIES.search(text):
                 name = self.file if text == PARSED else text
-                return SourcePlace(name, int(line), int(column), function or "program")
+                return UserLine(name, int(line), int(column), function or "program")
             function = text if not line else ""
         known = (self.named[text] for text, line, _ in tokens if not line and text in self.named)
         return next(known, None)
 
     def context(self, op: Any) -> contextlib.AbstractContextManager:
         """Equations bound inside belong to the operation's place; without one, to the place around them."""
-        found = self.of(op)
-        if found is None:
+        place = self.of(op)
+        if place is None:
             return contextlib.nullcontext()
-        return _jax.context_of_line(found.file, found.line, found.column, found.function)
+        return _jax.context_of_line(place)

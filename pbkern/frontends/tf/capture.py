@@ -11,8 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from pbkern import _jax
+from pbkern._user_lines import UserLine
 from pbkern.core.errors import UnsupportedOp
-from pbkern.frontends.stablehlo.places import LIBRARIES, SourcePlace
+from pbkern.frontends.stablehlo.places import LIBRARIES
 
 from .arguments import DTYPES, Arguments
 
@@ -39,7 +40,7 @@ class TracedFunction:
     assigned: tuple[tuple[int, tf.Variable], ...]
     results: Any
     count: int
-    places: dict[str, SourcePlace]
+    places: dict[str, UserLine]
 
     @functools.cached_property
     def values(self) -> Callable[[], list[tf.Tensor]]:
@@ -60,8 +61,10 @@ class TracedFunction:
 
     def packed(self, results: Sequence[tf.Tensor]) -> Any:
         """The function's results in their structure."""
-        found = iter(results)
-        leaves = [None if leaf is None else next(found) for leaf in tf.nest.flatten(self.results)]
+        remaining = iter(results)
+        leaves = [
+            None if leaf is None else next(remaining) for leaf in tf.nest.flatten(self.results)
+        ]
         return tf.nest.pack_sequence_as(self.results, leaves)
 
 
@@ -93,9 +96,9 @@ def capture(fn: Callable, given: Arguments) -> TracedFunction:
     )
 
 
-def _places(graph: Any) -> dict[str, SourcePlace]:
+def _places(graph: Any) -> dict[str, UserLine]:
     """The innermost line of the user's for each operation of a graph."""
-    found = {}
+    places = {}
     for op in graph.get_operations():
         users = (
             entry
@@ -104,8 +107,8 @@ def _places(graph: Any) -> dict[str, SourcePlace]:
         )
         frame = next(users, None)
         if frame is not None:
-            found[op.name] = SourcePlace(frame.filename, frame.lineno, 0, frame.name)
-    return found
+            places[op.name] = UserLine(frame.filename, frame.lineno, 0, frame.name)
+    return places
 
 
 def _captured(tensor: tf.Tensor, variables: dict[int, tf.Variable], name: str) -> Any:
@@ -140,9 +143,9 @@ def _stablehlo(traced: Any, specs: Sequence[tf.TensorSpec], name: str) -> str:
 
 def _first(text: str) -> str:
     """Finds what is wrong in TensorFlow's account of it."""
-    found = re.findall(r"(\w+) \(No registered", text)
-    if found:
-        return ", ".join(dict.fromkeys(found))
+    missing = re.findall(r"(\w+) \(No registered", text)
+    if missing:
+        return ", ".join(dict.fromkeys(missing))
     text = text.removeprefix("Failed getting HLO text: ").strip("'\" ")
     return text.split(". ")[0].splitlines()[0]
 

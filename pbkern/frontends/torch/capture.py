@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,9 +140,9 @@ def _has_kernels(tensor: torch.Tensor, device: torch.device) -> bool:
 
 def _values(node: torch.fx.Node) -> list[torch.Tensor]:
     """Tensors that a node makes and reads."""
-    found = [source.meta.get("val") for source in (node, *node.all_input_nodes)]
+    values = [source.meta.get("val") for source in (node, *node.all_input_nodes)]
     flat = [
-        leaf for entry in found for leaf in (entry if isinstance(entry, list | tuple) else [entry])
+        leaf for entry in values for leaf in (entry if isinstance(entry, list | tuple) else [entry])
     ]
     return [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
 
@@ -181,16 +181,10 @@ def capture(
     """
     module = shapes.concrete(module, arguments)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    (output,) = [node for node in module.graph.nodes if node.op == "output"]
-    returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
-    made = list(
-        dict.fromkeys(
-            result
-            for result in returned
-            if isinstance(result, torch.fx.Node) and result not in placeholders
-        )
-    )
-    numbers: dict[torch.fx.Node, Any] = {}
+    returned = _returned(module)
+    results = dict.fromkeys(node for node in returned if isinstance(node, torch.fx.Node))
+    stored = [node for node in results if node not in placeholders]
+    places: dict[torch.fx.Node, Any] = {}
     checks: list[in_range.Check] = []
     draws = any(name_of(node.target) in RANDOM for node in module.graph.nodes)
     values = [
@@ -199,52 +193,64 @@ def capture(
         if isinstance(argument, torch.Tensor)
     ]
     orders = tuple(order_of(value) if strided else None for value in values)
-    lying = [
-        value if order is None else value.permute(order) for value, order in zip(values, orders)
-    ]
-    types = [
-        jax.ShapeDtypeStruct(tuple(map(int, tensor.shape)), numpy_dtype(tensor.dtype))
-        for tensor in lying
-    ]
 
     def run(*arrays: Any) -> list:
-        left = iter(
-            [
-                array if order is None else jax.numpy.transpose(array, inverse(order))
-                for array, order in zip(arrays, orders)
-            ]
+        tensors = (
+            array if order is None else jax.numpy.transpose(array, inverse(order))
+            for array, order in zip(arrays, orders)
         )
         env = {
-            placeholder: next(left) if isinstance(argument, torch.Tensor) else argument
+            placeholder: next(tensors) if isinstance(argument, torch.Tensor) else argument
             for placeholder, argument in zip(placeholders, arguments)
         }
         checks.clear()
         _Interpreter(
             module, arrays[-1] if draws else None, checks if checked else None, rounds
         ).fill(env)
-        kept: list[Any] = []
-        for result in made:
-            if not hasattr(env[result], "dtype"):
-                numbers[result] = env[result]
-                continue
-            order = order_of(result.meta["val"]) if strided else None
-            numbers[result] = ResultPlace(len(kept), None if order is None else inverse(order))
-            kept.append(env[result] if order is None else jax.numpy.transpose(env[result], order))
-        return kept
+        outputs, places_of_outputs = _outputs(env, stored, strided)
+        places.update(places_of_outputs)
+        return outputs
 
+    types = [_in_memory(value, order) for value, order in zip(values, orders)]
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(run)(*types, *([SEED] if draws else []))
-    jaxpr = _views_apart(jaxpr, numbers) if strided else jaxpr
-    numbers |= {placeholder: GraphArgument(k) for k, placeholder in enumerate(placeholders)}
+    jaxpr = _views_apart(jaxpr, places) if strided else jaxpr
+    places |= {placeholder: GraphArgument(k) for k, placeholder in enumerate(placeholders)}
     return CapturedGraph(
         jaxpr,
-        tuple(
-            numbers[result] if isinstance(result, torch.fx.Node) else result for result in returned
-        ),
+        tuple(places[node] if isinstance(node, torch.fx.Node) else node for node in returned),
         orders,
         draws,
         tuple(checks),
     )
+
+
+def _returned(module: torch.fx.GraphModule) -> Sequence[Any]:
+    """Nodes, and constants, that a graph returns."""
+    (output,) = [node for node in module.graph.nodes if node.op == "output"]
+    return output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
+
+
+def _in_memory(value: torch.Tensor, order: Sequence[int] | None) -> jax.ShapeDtypeStruct:
+    """The type of a tensor's elements in the order of dimensions that they have in memory."""
+    lying = value if order is None else value.permute(tuple(order))
+    return jax.ShapeDtypeStruct(tuple(map(int, lying.shape)), numpy_dtype(lying.dtype))
+
+
+def _outputs(
+    env: Mapping[torch.fx.Node, Any], nodes: Iterable[torch.fx.Node], strided: bool
+) -> tuple[list[Any], dict[torch.fx.Node, Any]]:
+    """(arrays that the jaxpr returns; result -> its place among them, or what it is if that is no array)."""
+    outputs: list[Any] = []
+    places: dict[torch.fx.Node, Any] = {}
+    for node in nodes:
+        if not hasattr(env[node], "dtype"):
+            places[node] = env[node]
+            continue
+        order = order_of(node.meta["val"]) if strided else None
+        places[node] = ResultPlace(len(outputs), None if order is None else inverse(order))
+        outputs.append(env[node] if order is None else jax.numpy.transpose(env[node], order))
+    return outputs, places
 
 
 def _views_apart(closed: jex.ClosedJaxpr, numbers: dict[torch.fx.Node, Any]) -> jex.ClosedJaxpr:
@@ -331,18 +337,20 @@ class _Interpreter:
             _call(node, self.next_key), in_range=functools.partial(self._in_range, node)
         )
         check_numbers(node.target, placed, named, call.dtypes[0])
-        made = rule(call, *placed, **named)
+        result = rule(call, *placed, **named)
         if isinstance(value, list | tuple):
             return [
                 self._typed(result, example) if isinstance(example, torch.Tensor) else result
-                for result, example in zip(made, value, strict=True)
+                for result, example in zip(result, value, strict=True)
             ]
-        return self._typed(made, value) if isinstance(value, torch.Tensor) else made
+        return self._typed(result, value) if isinstance(value, torch.Tensor) else result
 
-    def _typed(self, made: Any, value: torch.Tensor) -> Any:
-        found = typed(made, value)
+    def _typed(self, untyped: Any, value: torch.Tensor) -> Any:
+        result = typed(untyped, value)
         return (
-            rounded(found) if self._rounds and found is not None and value.dtype in SHORT else found
+            rounded(result)
+            if self._rounds and result is not None and value.dtype in SHORT
+            else result
         )
 
     def _in_range(
@@ -355,10 +363,10 @@ class _Interpreter:
             if in_range.outside(np.asarray(x), low, high).any():
                 raise UnsupportedOp("a number is out of its range", why=f"[{low}, {high})")
             return x
-        made = in_range.in_range(x, low, high)
-        if made is not x:
+        checked = in_range.in_range(x, low, high)
+        if checked is not x:
             self._checks.append(in_range.Check(described(node), number))
-        return made
+        return checked
 
 
 def _call(node: torch.fx.Node, next_key: Callable[[], Any]) -> Call:
@@ -400,15 +408,15 @@ def _promoted(node: torch.fx.Node) -> np.dtype | None:
     return numpy_dtype(torch.result_type(*values) if len(values) > 1 else values[0].dtype)
 
 
-def typed(made: Any, value: torch.Tensor) -> Any:
+def typed(result: Any, value: torch.Tensor) -> Any:
     """A result with the type that Torch gives it. Raises UnsupportedOp where its shape is another."""
-    if made is None:
+    if result is None:
         return None
     dtype, shape = numpy_dtype(value.dtype), tuple(map(int, value.shape))
-    made = made if hasattr(made, "astype") else jax.numpy.asarray(made, dtype)
-    if made.shape != shape:
-        raise UnsupportedOp(f"its result has shape {made.shape}, Torch's has {shape}")
-    return as_type(made, dtype)
+    result = result if hasattr(result, "astype") else jax.numpy.asarray(result, dtype)
+    if result.shape != shape:
+        raise UnsupportedOp(f"its result has shape {result.shape}, Torch's has {shape}")
+    return as_type(result, dtype)
 
 
 def _not_compiled(node: torch.fx.Node, error: Exception) -> NotCompiled:
@@ -417,13 +425,13 @@ def _not_compiled(node: torch.fx.Node, error: Exception) -> NotCompiled:
         if isinstance(error, UnsupportedOp)
         else f"{type(error).__name__}: {error}"
     )
-    found = NotCompiled(
+    unsupported = NotCompiled(
         f"`{described(node)}` is not compiled with these arguments",
         why=why.removesuffix("; None"),
         hint="without strict_target it runs in Torch",
     )
-    found.node = node
-    return found
+    unsupported.node = node
+    return unsupported
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:

@@ -26,7 +26,7 @@ def decompositions() -> dict[Any, Callable]:
     from torch._decomp import core_aten_decompositions, decomposition_table
 
     core = core_aten_decompositions()
-    found = {k: rule for k, rule in core.items() if aten.rule_of(k) is None}
+    rules = {k: rule for k, rule in core.items() if aten.rule_of(k) is None}
     for k, function in decomposition_table.items():
         name = name_of(k)
         if (
@@ -37,5 +37,5 @@ def decompositions() -> dict[Any, Callable]:
         ):
             continue
         if isinstance(k, torch._ops.OpOverload) and k.namespace in ("aten", "prims"):
-            found[k] = function
-    return found | pool_gradient.decompositions()
+            rules[k] = function
+    return rules | pool_gradient.decompositions()

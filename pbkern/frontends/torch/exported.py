@@ -52,24 +52,24 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     examples = [placeholder.meta["val"] for placeholder in placeholders]
     _check_sizes(placeholders, examples)
-    found = capture(graph, examples, strided=False, checked=False)
-    if found.draws:
+    captured = capture(graph, examples, strided=False, checked=False)
+    if captured.draws:
         raise UnsupportedOp(
             "the module draws random numbers", why="a library has no generator", hint="model.eval()"
         )
     specs = program.graph_signature.input_specs
     tensors = [k for k, example in enumerate(examples) if isinstance(example, torch.Tensor)]
     inputs = [tensor for tensor in tensors if specs[tensor].kind is InputKind.USER_INPUT]
-    others = [
+    other_tensors = [
         tensor
         for tensor in tensors
         if specs[tensor].kind is not InputKind.USER_INPUT and placeholders[tensor].users
     ]
-    order = [tensors.index(place) for place in (*inputs, *others)]
+    order = [tensors.index(place) for place in (*inputs, *other_tensors)]
     names = [placeholders[operand].name for operand in inputs] + [
-        specs[other].target or placeholders[other].name for other in others
+        specs[other].target or placeholders[other].name for other in other_tensors
     ]
-    return Exported(_ordered(found, order, tensors), tuple(names))
+    return Exported(_ordered(captured, order, tensors), tuple(names))
 
 
 def _check_sizes(placeholders: list, examples: list) -> None:
@@ -140,22 +140,22 @@ def _check(program: torch.export.ExportedProgram) -> None:
         )
 
 
-def _ordered(found: Any, order: list[int], tensors: list[int]) -> jex.ClosedJaxpr:
+def _ordered(captured: Any, order: list[int], tensors: list[int]) -> jex.ClosedJaxpr:
     """The captured jaxpr with its operands in another order, results that are operands among its results."""
-    run = jex.jaxpr_as_fun(found.jaxpr)
-    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in found.jaxpr.in_avals]
+    run = jex.jaxpr_as_fun(captured.jaxpr)
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in captured.jaxpr.in_avals]
 
     def ordered(*arrays: Any) -> list:
         given = [
             arrays[order.index(k)] if k in order else jnp.zeros(type_.shape, type_.dtype)
             for k, type_ in enumerate(types)
         ]
-        made = run(*given)
+        results = run(*given)
         return [
-            made[result.number]
+            results[result.number]
             if isinstance(result, ResultPlace)
             else given[tensors.index(result.number)]
-            for result in found.results
+            for result in captured.results
             if isinstance(result, ResultPlace | GraphArgument)
         ]
 

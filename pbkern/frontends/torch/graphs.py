@@ -94,8 +94,8 @@ class Runner:
         if self._only is not None:
             return self._only(arguments)
         key = tuple(map(_kind, arguments)) if self.symbolic else ()
-        found = self._made.get(key)
-        return (found or self._compiled(key, arguments))(arguments)
+        compiled = self._made.get(key)
+        return (compiled or self._compiled(key, arguments))(arguments)
 
     def _compiled(
         self, key: tuple, arguments: Sequence[Any]
@@ -109,9 +109,9 @@ class Runner:
             self.captured = None
             compiled = self.compile(captured, self.name, self.graph.device)
             self.graph.compiled.append(compiled)
-            found = self._made[key] = _linked(captured, compiled.run, arguments, self.graph.device)
-            self._only = None if self.symbolic else found
-            return found
+            linked = self._made[key] = _linked(captured, compiled.run, arguments, self.graph.device)
+            self._only = None if self.symbolic else linked
+            return linked
 
 
 def _kind(operand: Any) -> Any:
@@ -138,16 +138,18 @@ def _linked(
         ]
         if captured.draws:
             given.append(torch.randint(0, SEED_LIMIT, (), dtype=torch.int64, device=device))
-        made = call(given)
-        return [_result(result, made, arguments) for result in captured.results]
+        outputs = call(given)
+        return [_result(result, outputs, arguments) for result in captured.results]
 
     return run
 
 
-def _result(result: Any, made: list[torch.Tensor], arguments: Sequence[Any]) -> Any:
+def _result(result: Any, outputs: list[torch.Tensor], arguments: Sequence[Any]) -> Any:
     if isinstance(result, ResultPlace):
         tensor = (
-            made[result.number] if result.shape is None else made[result.number].view(result.shape)
+            outputs[result.number]
+            if result.shape is None
+            else outputs[result.number].view(result.shape)
         )
         return tensor if result.permuted is None else tensor.permute(result.permuted)
     return arguments[result.number] if isinstance(result, GraphArgument) else result
@@ -323,13 +325,13 @@ def backend(
 
 def _device(inputs: Sequence[Any], number: int, place: str) -> torch.device:
     """The one device of a graph's inputs. Raises UnsupportedOp."""
-    found = list(
+    devices = list(
         dict.fromkeys(operand.device for operand in inputs if isinstance(operand, torch.Tensor))
     )
-    if len(found) > 1:
+    if len(devices) > 1:
         raise UnsupportedOp(
             f"graph {number} has inputs on several devices",
-            why=", ".join(map(str, found)),
+            why=", ".join(map(str, devices)),
             hint="x.to(device): a compiled graph works on one",
         )
-    return found[0] if found else torch.device(place)
+    return devices[0] if devices else torch.device(place)

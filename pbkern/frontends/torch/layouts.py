@@ -28,7 +28,7 @@ def order_of(tensor: torch.Tensor) -> Order | None:
 
 def inverse(order: Sequence[int]) -> Order:
     """The permutation that undoes one."""
-    found = [0] * len(order)
+    order_back = [0] * len(order)
     for k, axis in enumerate(order):
-        found[axis] = k
-    return tuple(found)
+        order_back[axis] = k
+    return tuple(order_back)

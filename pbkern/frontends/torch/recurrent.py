@@ -17,7 +17,6 @@ import torch.nn.functional as F
 STATE = "Tensor gates, Tensor hidden, Tensor cell, Tensor weight, Tensor bias, bool reverse"
 FORWARD = f"recur(str kind, {STATE}) -> (Tensor, Tensor, Tensor)"
 BACKWARD = f"recur_backward(str kind, Tensor gy, Tensor gh, Tensor gc, {STATE}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 Tensor = torch.Tensor
 
 
@@ -28,16 +27,16 @@ def step(
 
     Gates lie in Torch's order.
     """
-    own = F.linear(hidden, weight, bias)
+    recurrent = F.linear(hidden, weight, bias)
     if kind == "gru":
-        (r, z, n), (own_r, own_z, own_n) = tensor.chunk(3, -1), own.chunk(3, -1)
+        (r, z, n), (own_r, own_z, own_n) = tensor.chunk(3, -1), recurrent.chunk(3, -1)
         z, n = torch.sigmoid(z + own_z), torch.tanh(n + torch.sigmoid(r + own_r) * own_n)
         return n + z * (hidden - n), cell
     if kind == "lstm":
-        i, f, g, o = (tensor + own).chunk(4, -1)
+        i, f, g, o = (tensor + recurrent).chunk(4, -1)
         cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(cell), cell
-    return (torch.tanh if kind == "tanh" else torch.relu)(tensor + own), cell
+    return (torch.tanh if kind == "tanh" else torch.relu)(tensor + recurrent), cell
 
 
 def _in_torch(
@@ -50,13 +49,13 @@ def _in_torch(
     reverse: bool,
 ):
     """The operator where it runs in Torch: gates [time, batch, gates], h and c [batch, size] -> (h of all steps, h, c)."""
-    made: list[Any] = [None] * len(gates)
+    outputs: list[Any] = [None] * len(gates)
     hidden, cell = hidden.clone(), cell.clone()
     for time in range(len(gates))[:: -1 if reverse else 1]:
         hidden, cell = step(kind, gates[time], hidden, cell, weight, bias)
-        made[time] = hidden
+        outputs[time] = hidden
     return (
-        (torch.stack(made) if made else gates.new_empty(0, *hidden.shape)),
+        (torch.stack(outputs) if outputs else gates.new_empty(0, *hidden.shape)),
         hidden.clone(),
         cell.clone(),
     )
@@ -67,11 +66,11 @@ def _backward_in_torch(kind: str, gy: Tensor, gh: Tensor, gc: Tensor, *state: An
         tensors = gates, hidden, cell, weight, bias = [
             x.detach().requires_grad_() for x in state[:-1]
         ]
-        made = _in_torch(kind, gates, hidden, cell, weight, bias, state[-1])
-    found = torch.autograd.grad(made, tensors, (gy, gh, gc), allow_unused=True)
+        outputs = _in_torch(kind, gates, hidden, cell, weight, bias, state[-1])
+    gradients = torch.autograd.grad(outputs, tensors, (gy, gh, gc), allow_unused=True)
     return tuple(
         torch.zeros_like(tensor) if gradient is None else gradient
-        for gradient, tensor in zip(found, tensors)
+        for gradient, tensor in zip(gradients, tensors)
     )
 
 
@@ -132,7 +131,7 @@ def _layers(
     directions, per = 2 if both else 1, 4 if biases else 2
     last = []
     for layer in range(layers):
-        made = []
+        outputs = []
         for axis in range(directions):
             index = layer * directions + axis
             wide, weight, *bias = weights[index * per : (index + 1) * per]
@@ -146,9 +145,9 @@ def _layers(
                 bias[1] if biases else weight.new_zeros(len(weight)),
                 axis == 1,
             )
-            made.append(y)
+            outputs.append(y)
             last.append(state)
-        x = torch.cat(made, -1) if both else made[0]
+        x = torch.cat(outputs, -1) if both else outputs[0]
         if dropout and train and layer + 1 < layers:
             x = F.dropout(x, dropout)
     hidden, cell = map(torch.stack, zip(*last))
@@ -193,7 +192,7 @@ def in_loops(module: torch.fx.GraphModule) -> None:
 
     Packed sequences, and LSTMs with projections, stay as they are.
     """
-    found = False
+    has_loops = False
     for node in module.graph.nodes:
         if (
             node.op == "call_function"
@@ -206,6 +205,6 @@ def in_loops(module: torch.fx.GraphModule) -> None:
                 weights, list | tuple
             )
             if padded and len(weights) == layers * (2 if both else 1) * (4 if biases else 2):
-                node.target, found = REPLACED[node.target], True
-    if found:
+                node.target, has_loops = REPLACED[node.target], True
+    if has_loops:
         module.recompile()

@@ -33,8 +33,8 @@ def _is_symbolic(value: Any) -> bool:
 
 def depends_on_data(node: torch.fx.Node) -> bool:
     """Whether the values of a node's arguments decide the shape of its result."""
-    made = _unknown(node.meta.get("val"))
-    return bool(made) and not made <= set().union(
+    unknown = _unknown(node.meta.get("val"))
+    return bool(unknown) and not unknown <= set().union(
         *(_unknown(operand.meta.get("val")) for operand in node.all_input_nodes)
     )
 
@@ -70,6 +70,6 @@ def _fake(value: Any) -> Any:
     """A fake tensor with the shape, strides and bits of a tensor."""
     if not isinstance(value, torch.Tensor):
         return value
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    made = made.conj() if value.is_conj() else made
-    return torch._neg_view(made) if value.is_neg() else made
+    fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    fake = fake.conj() if value.is_conj() else fake
+    return torch._neg_view(fake) if value.is_neg() else fake

@@ -93,30 +93,31 @@ class Hulls:
 
     @classmethod
     def of(cls, accesses: Iterable[Access]) -> Hulls:
-        made = cls()
+        hulls = cls()
         for access in accesses:
-            made.ask(access)
-        return made
+            hulls.ask(access)
+        return hulls
 
     def ask(self, access: Access, linear: tuple | None = None) -> None:
         """Adds a block that is needed; `linear`: its linear part, if known."""
         if id(access) in self.asked:
             return
         self.asked[id(access)] = access
-        kept = self.by_linear.setdefault(_linear(access) if linear is None else linear, [])
-        if access in kept:
+        hulls = self.by_linear.setdefault(_linear(access) if linear is None else linear, [])
+        if access in hulls:
             return
         merged = access
-        for hull in list(kept):
+        for hull in list(hulls):
             joint = _hull(hull, merged, HULL_SLACK)
             if joint is not None:
-                kept.remove(hull)
+                hulls.remove(hull)
                 merged = joint
-        kept.append(merged)
+        hulls.append(merged)
 
     def copy(self) -> Hulls:
         return Hulls(
-            {linear: list(kept) for linear, kept in self.by_linear.items()}, dict(self.asked)
+            {linear: list(hulls_of_linear) for linear, hulls_of_linear in self.by_linear.items()},
+            dict(self.asked),
         )
 
     def find(self, access: Access) -> Access:
@@ -167,25 +168,25 @@ class _Remembered:
         return self.accesses.setdefault(access, access)
 
     def step(self, eqn, out: Access) -> Step:
-        found = self.steps.get((id(eqn), id(out)))
-        if found is None:
+        step = self.steps.get((id(eqn), id(out)))
+        if step is None:
             out = self.one(out)
-            found = self.steps.get((id(eqn), id(out)))
-        if found is None:
-            found = self.steps[id(eqn), id(out)] = self._made(eqn, out)
-        if isinstance(found, NeedsWhole):
-            raise found
-        return found
+            step = self.steps.get((id(eqn), id(out)))
+        if step is None:
+            step = self.steps[id(eqn), id(out)] = self._made(eqn, out)
+        if isinstance(step, NeedsWhole):
+            raise step
+        return step
 
     def _made(self, eqn, out: Access) -> Step | NeedsWhole:
         try:
-            made = _step(eqn, out)
+            step = _step(eqn, out)
         except NeedsWhole as e:
             return e
         inputs = tuple(
-            operand if operand is None else self.one(operand) for operand in made.pull.inputs
+            operand if operand is None else self.one(operand) for operand in step.pull.inputs
         )
-        return Step(eqn, self.one(made.out), dataclasses.replace(made.pull, inputs=inputs))
+        return Step(eqn, self.one(step.out), dataclasses.replace(step.pull, inputs=inputs))
 
 
 _remembered: contextvars.ContextVar[_Remembered | None] = contextvars.ContextVar(
@@ -250,8 +251,8 @@ class LaterRequests(BlockRequests):
     def __getattr__(self, name: str):
         if name not in ("hulls", "steps", "inputs"):
             raise AttributeError(name)
-        made = request(*self.of)
-        self.hulls, self.steps, self.inputs = made.hulls, made.steps, made.inputs
+        requests = request(*self.of)
+        self.hulls, self.steps, self.inputs = requests.hulls, requests.steps, requests.inputs
         return getattr(self, name)
 
 
@@ -270,14 +271,14 @@ def request(eqns: Sequence, outputs: Sequence[tuple[jex.Var, Access]]) -> BlockR
 
 
 def request_more(
-    eqns: Sequence, found: BlockRequests, wanted: Sequence[tuple[jex.Var, Access]] = ()
+    eqns: Sequence, known: BlockRequests, wanted: Sequence[tuple[jex.Var, Access]] = ()
 ) -> BlockRequests:
-    """`request` for equations in front of those of `found`, which they do not read.
+    """`request` for equations in front of those of `known`, which they do not read.
 
     `wanted`: blocks of their results that are outputs too. Raises as `request` does. Takes the time
     of the new equations, and of copies of lists.
     """
-    hulls = dict(found.hulls)
+    hulls = dict(known.hulls)
     asked = dict.fromkeys(
         var for eqn in eqns for var in eqn.invars if not isinstance(var, jex.Literal)
     )
@@ -287,17 +288,17 @@ def request_more(
             hulls[var] = hulls[var].copy()
     for var, access in wanted:
         hulls.setdefault(var, Hulls()).ask(access)
-    equations = len(eqns) + len(found.equations)
-    steps = _walked(eqns, hulls, len(found.steps), equations)
-    computed = found.computed.union(*(step.eqn.outvars for step in steps))
-    operands = itertools.chain(_operands(steps), (var for var, _ in found.inputs))
+    equations = len(eqns) + len(known.equations)
+    steps = _walked(eqns, hulls, len(known.steps), equations)
+    computed = known.computed.union(*(step.eqn.outvars for step in steps))
+    operands = itertools.chain(_operands(steps), (var for var, _ in known.inputs))
     read = dict.fromkeys(operand for operand in operands if operand not in computed)
-    made = BlockRequests(hulls, steps + found.steps, _blocks_of(read, hulls))
-    made.equations = found.equations.union(id(step.eqn) for step in steps)
-    made.computed = computed
-    if found.priced is not None:
-        made.behind = found.priced, len(steps)
-    return made
+    requests = BlockRequests(hulls, steps + known.steps, _blocks_of(read, hulls))
+    requests.equations = known.equations.union(id(step.eqn) for step in steps)
+    requests.computed = computed
+    if known.priced is not None:
+        requests.behind = known.priced, len(steps)
+    return requests
 
 
 def _operands(steps: Iterable[Step]) -> Iterable:

@@ -23,12 +23,12 @@ def moved(eqn, places: Places) -> Places | None:
                 place for axis, place in enumerate(places) if axis not in params["dimensions"]
             )
         case "broadcast_in_dim":
-            kept = {
+            place_of = {
                 dim: place
                 for dim, place, size in zip(params["broadcast_dimensions"], places, shape)
                 if size == to[dim]
             }
-            return tuple(kept.get(axis) for axis in range(len(to)))
+            return tuple(place_of.get(axis) for axis in range(len(to)))
     if [size for size in shape if size > 1] != [extent for extent in to if extent > 1] or params[
         "dimensions"
     ] is not None:

@@ -88,11 +88,11 @@ def _reach(index: Affine, programs: Mapping[int, int]) -> int:
 
 def _programs(spans: Sequence[Span], extents: Sequence[int]) -> dict[int, int]:
     """Grid axis -> number of programs along it, as far as these dimensions show."""
-    found: dict[int, int] = {}
+    programs: dict[int, int] = {}
     for span, extent in zip(spans, extents):
         for axis, coeff in span.start.terms:
-            found[axis] = max(found.get(axis, 1), -(-extent // abs(coeff)))
-    return found
+            programs[axis] = max(programs.get(axis, 1), -(-extent // abs(coeff)))
+    return programs
 
 
 def _split_dimension(eqn, asked: Access, outer: Sequence[int], inner: Sequence[int]) -> Access:

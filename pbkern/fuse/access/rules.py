@@ -164,9 +164,11 @@ def _iota(eqn, out: Access) -> Pull:
     axis = params["dimension"]
 
     def compute(ctx, *_):
-        made = lax.broadcasted_iota(params["dtype"], block_shape(out), axis)
+        counted = lax.broadcasted_iota(params["dtype"], block_shape(out), axis)
         return [
-            made if out[axis].start == ZERO else made + ctx.affine(out[axis].start, params["dtype"])
+            counted
+            if out[axis].start == ZERO
+            else counted + ctx.affine(out[axis].start, params["dtype"])
         ]
 
     return Pull(tuple(() for _ in eqn.invars), params, compute)
@@ -274,8 +276,10 @@ def _sort(eqn, out: Access) -> Pull:
 
 def _index(ctx, access: Access, dim: int):
     """i32 array of `access`'s shape: each element's index along `dim` in the whole array."""
-    made = lax.broadcasted_iota(np.int32, block_shape(access), dim)
-    return made if access[dim].start == ZERO else made + ctx.affine(access[dim].start, np.int32)
+    counted = lax.broadcasted_iota(np.int32, block_shape(access), dim)
+    return (
+        counted if access[dim].start == ZERO else counted + ctx.affine(access[dim].start, np.int32)
+    )
 
 
 def _pad_const(

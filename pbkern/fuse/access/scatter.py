@@ -24,10 +24,10 @@ def owned(eqn) -> dict[int, int]:
 
 def share(eqn, out: Access) -> float:
     """The part of the updates that falls into a block of the result, if they are spread evenly."""
-    extents, found = eqn.outvars[0].aval.shape, 1.0
+    extents, part = eqn.outvars[0].aval.shape, 1.0
     for dim in owned(eqn):
-        found *= min(1.0, out[dim].size / max(extents[dim], 1))
-    return found
+        part *= min(1.0, out[dim].size / max(extents[dim], 1))
+    return part
 
 
 @rules.register(*SCATTERS)
@@ -84,13 +84,13 @@ def _counted_from(eqn, index, starts: dict):
 
 def _columns(index, values: dict):
     """Array of `index`'s type and shape: values[k] in column k of the index vectors, 0 in others."""
-    made = lax.full(index.shape, 0, index.dtype)
+    columns = lax.full(index.shape, 0, index.dtype)
     column = lax.broadcasted_iota(np.int32, index.shape, index.ndim - 1)
     for k, value in values.items():
         spread = lax.broadcast_in_dim(value, index.shape, ())
-        made = (
+        columns = (
             spread
             if index.shape[-1] == 1
-            else lax.select_n(lax.eq(column, np.int32(k)), made, spread)
+            else lax.select_n(lax.eq(column, np.int32(k)), columns, spread)
         )
-    return made
+    return columns

@@ -178,8 +178,8 @@ def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...], 
     runs = x.shape[axis] // block
     if part is None and runs == 1:
         reduced = REDUCERS[reducer][0].bind(x, **reducer_params(reducer, tuple(sorted(axes))))
-        kept = [dim for dim in range(x.ndim) if dim == axis or dim not in axes]
-        places = [k for k, dim in enumerate(kept) if dim != axis]
+        remaining = [dim for dim in range(x.ndim) if dim == axis or dim not in axes]
+        places = [k for k, dim in enumerate(remaining) if dim != axis]
         return lax.broadcast_in_dim(reduced, _partial_shape(x.shape, axis, 1, axes), places)
     x = lax.reshape(x, (*x.shape[:axis], runs, block, *x.shape[axis + 1 :]))
     if part is not None:

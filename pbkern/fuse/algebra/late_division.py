@@ -39,25 +39,28 @@ class _Quotients:
 
     def reduce_max(self, eqn, operands):
         """Notes the operand of a maximum, and its dimension per dimension of the result; None where the maximum repeats."""
-        kept = tuple(axis for axis in range(operands[0].ndim) if axis not in eqn.params["axes"])
-        return self.notes.bound("max", eqn, operands, operands[0], kept)
+        axes = tuple(axis for axis in range(operands[0].ndim) if axis not in eqn.params["axes"])
+        return self.notes.bound("max", eqn, operands, operands[0], axes)
 
     def broadcast_in_dim(self, eqn, operands):
-        found = self.notes.find("max", operands[0])
-        if found is None or len(operands) > 1:
+        maximum = self.notes.find("max", operands[0])
+        if maximum is None or len(operands) > 1:
             return None
-        return self.notes.bound("max", eqn, operands, found[0], moved(eqn, found[1]))
+        return self.notes.bound("max", eqn, operands, maximum[0], moved(eqn, maximum[1]))
 
     def sub(self, eqn, operands):
         x, y = operands
-        found = self.notes.find("max", y)
-        if found is None or jnp.ndim(x) != jnp.ndim(y):
+        maximum = self.notes.find("max", y)
+        if maximum is None or jnp.ndim(x) != jnp.ndim(y):
             return None
         base, order = self.notes.find("transposed", x) or (x, range(x.ndim))
         beside = all(
-            dim is None or dim == axis or base.shape[dim] == 1 for dim, axis in zip(found[1], order)
+            dim is None or dim == axis or base.shape[dim] == 1
+            for dim, axis in zip(maximum[1], order)
         )
-        return self.notes.bound("negative", eqn, operands) if found[0] is base and beside else None
+        return (
+            self.notes.bound("negative", eqn, operands) if maximum[0] is base and beside else None
+        )
 
     def exp(self, eqn, operands):
         return (
@@ -73,37 +76,40 @@ class _Quotients:
 
     def convert_element_type(self, eqn, operands):
         """A quotient rounded to fewer bits: the numerator is rounded instead, to the same relative error."""
-        found = self.notes.find("quotient", operands[0])
-        if found is None or not jnp.issubdtype(eqn.params["new_dtype"], jnp.floating):
+        quotient = self.notes.find("quotient", operands[0])
+        if quotient is None or not jnp.issubdtype(eqn.params["new_dtype"], jnp.floating):
             return None
-        rounded = lax.convert_element_type(found[0], eqn.params["new_dtype"])
-        return self.notes.bound("quotient", eqn, operands, rounded, found[1])
+        rounded = lax.convert_element_type(quotient[0], eqn.params["new_dtype"])
+        return self.notes.bound("quotient", eqn, operands, rounded, quotient[1])
 
     def transpose(self, eqn, operands):
-        if (found := self.notes.find("max", operands[0])) is not None:
-            return self.notes.bound("max", eqn, operands, found[0], moved(eqn, found[1]))
+        if (maximum := self.notes.find("max", operands[0])) is not None:
+            return self.notes.bound("max", eqn, operands, maximum[0], moved(eqn, maximum[1]))
         order = eqn.params["permutation"]
         return self._parts_moved(eqn, operands) or self.notes.bound(
             "transposed", eqn, operands, operands[0], order
         )
 
     def squeeze(self, eqn, operands):
-        if (found := self.notes.find("max", operands[0])) is not None:
-            return self.notes.bound("max", eqn, operands, found[0], moved(eqn, found[1]))
+        if (maximum := self.notes.find("max", operands[0])) is not None:
+            return self.notes.bound("max", eqn, operands, maximum[0], moved(eqn, maximum[1]))
         return self._parts_moved(eqn, operands)
 
     def _parts_moved(self, eqn, operands):
         """A view of a quotient (dimensions moved, or dropped if of size 1): the quotient of the same views of its parts."""
-        found = self.notes.find("quotient", operands[0])
-        return found and self.notes.bound(
-            "quotient", eqn, operands, *(eqn.primitive.bind(x, **eqn.params) for x in found)
+        quotient = self.notes.find("quotient", operands[0])
+        return quotient and self.notes.bound(
+            "quotient", eqn, operands, *(eqn.primitive.bind(x, **eqn.params) for x in quotient)
         )
 
     def dot_general(self, eqn, operands):
         for side in (0, 1):
-            found = self.notes.find("quotient", operands[side])
-            if found is not None and (made := _divided(eqn, operands, side, *found)) is not None:
-                return [made]
+            quotient = self.notes.find("quotient", operands[side])
+            if (
+                quotient is not None
+                and (divided := _divided(eqn, operands, side, *quotient)) is not None
+            ):
+                return [divided]
         return None
 
 
@@ -118,11 +124,11 @@ def _divided(eqn, operands, side: int, numerator, denominator):
     given = [numerator if k == side else operand for k, operand in enumerate(operands)]
     product = eqn.primitive.bind(*given, **eqn.params)
     free = [axis for axis in range(rank) if axis not in contracted and axis not in batch]
-    others = product.ndim - len(batch) - len(free)
+    free_of_other = product.ndim - len(batch) - len(free)
     row = lax.squeeze(denominator, tuple(contracted))
-    kept = [axis for axis in range(rank) if axis not in contracted]
-    row = lax.transpose(row, [kept.index(dim) for dim in (*batch, *free)])
-    first = len(batch) + (others if side == 1 else 0)
+    remaining = [axis for axis in range(rank) if axis not in contracted]
+    row = lax.transpose(row, [remaining.index(dim) for dim in (*batch, *free)])
+    first = len(batch) + (free_of_other if side == 1 else 0)
     places = (*range(len(batch)), *range(first, first + len(free)))
     row = lax.convert_element_type(row, product.dtype)
     return lax.div(product, lax.broadcast_in_dim(row, product.shape, places))

@@ -51,18 +51,18 @@ class _Exponents:
         return self.notes.note("exponential", value, operands[0], EXPONENTIALS[eqn.primitive.name])
 
     def moved(self, eqn, operands):
-        found = self.notes.find("exponential", operands[0])
-        if found is None:
+        exponential = self.notes.find("exponential", operands[0])
+        if exponential is None:
             return None
-        x, factor = found
+        x, factor = exponential
         value, view = (
             eqn.primitive.bind(operand, *operands[1:], **eqn.params) for operand in (operands[0], x)
         )
         return self.notes.note("exponential", value, view, factor)
 
     def log(self, eqn, operands):
-        found = self.notes.find("exponential", operands[0])
-        if found is None or eqn.outvars[0].aval.dtype.name not in TYPES:
+        exponential = self.notes.find("exponential", operands[0])
+        if exponential is None or eqn.outvars[0].aval.dtype.name not in TYPES:
             return None
-        x, factor = found
+        x, factor = exponential
         return [x if factor == 1 else lax.mul(x, np.asarray(factor, x.dtype))]

@@ -19,21 +19,27 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations
+from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 from pbkern.fuse.simplify.facts import Notes
 
-# The new sum goes over at least this many times fewer elements.
-SHORTER = 2
 
-
-def sums_of_results(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+@dataclass(frozen=True)
+class SumResults:
     """Rewrites jaxprs that hold products of exponentials and sums. Changes rounding."""
-    if not {"exp", "dot_general", "reduce_sum", "mul"} <= {
-        eqn.primitive.name for eqn in equations(closed.jaxpr)
-    }:
-        return closed
-    seen, names = _Seen(), ("mul", "div", "transpose", "dot_general", "reduce_sum")
-    return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names}))
+
+    times_shorter: float = threshold(
+        2, "times fewer elements of the new sum, at least. Source: not recorded"
+    )
+
+    def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
+        if not {"exp", "dot_general", "reduce_sum", "mul"} <= {
+            eqn.primitive.name for eqn in equations(closed.jaxpr)
+        }:
+            return closed
+        seen = _Seen(self)
+        names = ("mul", "div", "transpose", "dot_general", "reduce_sum")
+        return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names}))
 
 
 @dataclass(frozen=True)
@@ -85,22 +91,27 @@ class _Factors:
 class _Seen:
     """Remembers, by value: factors, products, transposes."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: SumResults) -> None:
+        self.limits = limits
         self.notes = Notes()
         self.products: list[_Product] = []
 
     def _factors(self, x, shape) -> _Factors:
         if jnp.shape(x) != shape:
             return _Factors((), (x,))
-        found = self.notes.find("factors", x)
-        return found[0] if found else _Factors((x,))
+        factors = self.notes.find("factors", x)
+        return factors[0] if factors else _Factors((x,))
 
     def mul(self, eqn, operands):
         shape = eqn.outvars[0].aval.shape
         left, right = (self._factors(operand, shape) for operand in operands)
-        made = _Factors(left.whole + right.whole, left.over + right.over, left.under + right.under)
+        product = _Factors(
+            left.whole + right.whole, left.over + right.over, left.under + right.under
+        )
         return (
-            self.notes.bound("factors", eqn, operands, made) if 0 < len(made.whole) <= 2 else None
+            self.notes.bound("factors", eqn, operands, product)
+            if 0 < len(product.whole) <= 2
+            else None
         )
 
     def div(self, eqn, operands):
@@ -124,33 +135,33 @@ class _Seen:
         return self.notes.bound("transposed", eqn, operands, x, tuple(before[dim] for dim in order))
 
     def dot_general(self, eqn, operands):
-        made = eqn.primitive.bind(*operands, **eqn.params)
-        product = _Product.of(eqn, operands, made)
+        result = eqn.primitive.bind(*operands, **eqn.params)
+        product = _Product.of(eqn, operands, result)
         self.products.append(product)
-        return self.notes.note("product", made, product)
+        return self.notes.note("product", result, product)
 
     def reduce_sum(self, eqn, operands):
         """The sum of p times a dot_general, if a dot_general of p is known."""
-        found = self.notes.find("factors", operands[0])
+        factors = self.notes.find("factors", operands[0])
         if (
-            found is None
-            or len(found[0].whole) != 2
+            factors is None
+            or len(factors[0].whole) != 2
             or not jnp.issubdtype(operands[0].dtype, jnp.floating)
         ):
             return None
         axes, shape = eqn.params["axes"], operands[0].shape
         if any(
             jnp.ndim(x) and any(x.shape[axis] != 1 for axis in axes)
-            for x in (*found[0].over, *found[0].under)
+            for x in (*factors[0].over, *factors[0].under)
         ):
             return None
-        for p, y in (found[0].whole, found[0].whole[::-1]):
+        for p, y in (factors[0].whole, factors[0].whole[::-1]):
             y, order = self.notes.find("transposed", y) or (y, range(len(shape)))
             product = self.notes.find("product", y)
             for side in (0, 1) if product else ():
-                made = self._over_results(p, product[0], side, order, axes)
-                if made is not None:
-                    return [_scaled(made, found[0], axes)]
+                total = self._over_results(p, product[0], side, order, axes)
+                if total is not None:
+                    return [_scaled(total, factors[0], axes)]
         return None
 
     def _over_results(
@@ -164,9 +175,8 @@ class _Seen:
         of_v = tuple(place.get(x, x) for x in product.labels[side])
         of_g = tuple(place.get(x, x) for x in product.labels[1 - side])
         contracted = [x for x in of_v if not isinstance(x, int)]
-        shorter = SHORTER * math.prod(v.shape[of_v.index(x)] for x in contracted) <= math.prod(
-            p.shape[axis] for axis in axes
-        )
+        terms = math.prod(v.shape[of_v.index(x)] for x in contracted)
+        shorter = self.limits.times_shorter * terms <= math.prod(p.shape[axis] for axis in axes)
         order = [*(axis for axis in range(p.ndim) if axis not in axes), *contracted]
         if not shorter or not set(axes) <= set(of_v) or not _has(of_g, order):
             return None

@@ -230,8 +230,8 @@ def modulus(x: Complex) -> Part:
     if x.re is None or x.im is None:
         return lax.abs(x.some)
     a, b, of_scale = scaled(*x.parts)
-    found = lax.sqrt(a * a + b * b) * of_scale(lambda s: 1 / s)
-    return choose(is_infinite(x.re) | is_infinite(x.im), constant(np.inf, found), found)
+    size = lax.sqrt(a * a + b * b) * of_scale(lambda s: 1 / s)
+    return choose(is_infinite(x.re) | is_infinite(x.im), constant(np.inf, size), size)
 
 
 def sign(x: Complex) -> Complex:
@@ -249,8 +249,8 @@ def log_modulus(a: Part, b: Part) -> Part:
     near = (square > 0.5) & (square < 3)
     over = lax.log1p(choose(near, (big - 1) * (big + 1) + small * small, constant(0, a)))
     p, q, of_scale = scaled(big, small)
-    found = choose(near, over, lax.log(p * p + q * q)) * 0.5 - of_scale(np.log)
-    return choose(is_infinite(a) | is_infinite(b), constant(np.inf, a), found)
+    logarithm = choose(near, over, lax.log(p * p + q * q)) * 0.5 - of_scale(np.log)
+    return choose(is_infinite(a) | is_infinite(b), constant(np.inf, a), logarithm)
 
 
 def log(x: Complex) -> Complex:

@@ -28,10 +28,6 @@ from . import arithmetic
 from .arithmetic import Complex, Part
 from .views import deinterleave, interleave
 
-# Rows of o are doubled if each sums this many times more elements than there are rows: their
-# products are small beside w.
-ROWS_BELOW = 4
-
 Contract = Callable  # (real lhs, real rhs, dimension numbers) -> real result, as lax.dot_general
 
 
@@ -76,8 +72,13 @@ def _are_last(dims: Sequence[int], x: Complex) -> bool:
     return set(dims) == set(range(rank - len(dims), rank))
 
 
-def contract(x: Complex, y: Complex, dimension_numbers, real_contract: Contract) -> Complex:
-    """dot_general of complex numbers by `real_contract`, a dot_general of real ones."""
+def contract(
+    x: Complex, y: Complex, dimension_numbers, real_contract: Contract, terms_per_row: float
+) -> Complex:
+    """dot_general of complex numbers by `real_contract`, a dot_general of real ones.
+
+    Rows of o are doubled where each sums at least `terms_per_row` times as many terms as there are rows.
+    """
     (xc, yc), (xb, yb) = dimension_numbers
     in_order_of_y = _are_last(yc, y) and not _are_last(xc, x)
     pairs = sorted(zip(xc, yc), key=lambda pair: pair[in_order_of_y])
@@ -91,9 +92,9 @@ def contract(x: Complex, y: Complex, dimension_numbers, real_contract: Contract)
     if any(part is None for part in (x.re, x.im, y.re, y.im)):
         return _of_parts(x, y, lambda left, right: real_contract(left, right, dimension_numbers))
     if w.contracts_last:
-        found = _with_table(w, o, real_contract)
-        return deinterleave(_transposed(found, w, o) if w is rhs else found)
-    if ROWS_BELOW * o.count(o.free) <= o.count(o.contracted):
+        product = _with_table(w, o, real_contract)
+        return deinterleave(_transposed(product, w, o) if w is rhs else product)
+    if terms_per_row * o.count(o.free) <= o.count(o.contracted):
         parts = _with_rows(w, o, real_contract)
         return Complex(*(_transposed(part, o, w) if w is lhs else part for part in parts))
     return _of_parts(x, y, lambda left, right: real_contract(left, right, dimension_numbers))
@@ -149,8 +150,8 @@ def _with_table(w: ComplexOperand, o: ComplexOperand, real_contract: Contract):
     ]
     table = lax.reshape(lax.concatenate(rows, b + 1), (*o.extents(o.batch), 2 * k, 2 * n))
     lhs = w.arranged(interleave(w.value), (*w.free, *w.contracted), m, 2 * k)
-    found = real_contract(lhs, table, (((b + 1,), (b,)), (tuple(range(b)),) * 2))
-    return lax.reshape(found, (*w.extents(w.batch), *w.extents(w.free), *o.extents(o.free), 2))
+    product = real_contract(lhs, table, (((b + 1,), (b,)), (tuple(range(b)),) * 2))
+    return lax.reshape(product, (*w.extents(w.batch), *w.extents(w.free), *o.extents(o.free), 2))
 
 
 def _with_rows(w: ComplexOperand, o: ComplexOperand, real_contract: Contract) -> tuple:
@@ -160,13 +161,13 @@ def _with_rows(w: ComplexOperand, o: ComplexOperand, real_contract: Contract) ->
     parts = [o.arranged(part, (*o.free, *o.contracted), n, 1, k) for part in o.value.parts]
     rows = lax.reshape(lax.concatenate(parts, b + 1), (*batch, 2 * n, k))
     rhs = w.arranged(interleave(w.value), (*w.contracted, *w.free), k, 2 * m)
-    found = lax.reshape(
+    products = lax.reshape(
         real_contract(rows, rhs, (((b + 1,), (b,)), (tuple(range(b)),) * 2)), (*batch, n, 2, m, 2)
     )
 
     def product(of_o: int, of_w: int):
         one = lax.index_in_dim(
-            lax.index_in_dim(found, of_w, b + 3, keepdims=False), of_o, b + 1, keepdims=False
+            lax.index_in_dim(products, of_w, b + 3, keepdims=False), of_o, b + 1, keepdims=False
         )
         return lax.reshape(one, (*batch, *o.extents(o.free), *w.extents(w.free)))
 

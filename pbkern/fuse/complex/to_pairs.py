@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of
 from pbkern.core import jaxprs
+from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import CONTROL
 
 from . import arithmetic
@@ -31,23 +33,10 @@ from .arithmetic import Complex
 from .contractions import contract
 from .views import as_complex_p, as_reals_p, deinterleave, interleave, part_type
 
+# The primitive whose rule a threshold of the pass decides.
+CONTRACTION = "dot_general"
+
 Rule = Callable  # (equation, operands: Complex or real) -> results
-
-
-def complex_as_pairs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Rewrites a function by rules for all equations on complex arrays that have one."""
-    if not _mentions_complex(closed.jaxpr):
-        return closed
-
-    def run(*args):
-        results = jaxprs.retrace_into(
-            closed.jaxpr, closed.consts, list(map(_from_array, args)), _rewrite, _constant
-        )
-        return [_to_array(result) for result in results]
-
-    return jax.make_jaxpr(run)(
-        *[jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in closed.jaxpr.invars]
-    )
 
 
 # ---- complex arrays and pairs
@@ -95,27 +84,11 @@ def _to_array(x):
 # ---- equations
 
 
-def _rewrite(eqn, *operands) -> list | None:
-    """Results of an equation on complex arrays; None for any other."""
-    name = eqn.primitive.name
-    if name in CONTROL and _stays(eqn):
-        return _keep(eqn, operands)
-    if name == "scan":
-        return _scan(eqn, operands)
-    if name in CONTROL or not _touches(eqn):
-        return None
-    if not _has_rule(eqn):
-        return _keep(eqn, operands)
-    results = RULES[name](eqn, *operands)
-    results = results if isinstance(results, list) else [results]
-    return [_of_shape(result, var.aval.shape) for result, var in zip(results, eqn.outvars)]
-
-
 def _has_rule(eqn) -> bool:
     name, out = eqn.primitive.name, eqn.outvars[0].aval
     if name == "convert_element_type":  # to real types; lax.real comes first
         return is_complex(out)
-    return name in RULES
+    return name in RULES or name == CONTRACTION
 
 
 def _stays(eqn) -> bool:
@@ -151,42 +124,6 @@ def _of_shape(x, shape: Sequence[int]):
         return spread(x)
     re, im = spread(x.re), spread(x.im)
     return x if re is x.re and im is x.im else Complex(re, im)
-
-
-def _scan(eqn, operands: Sequence) -> list:
-    """A scan whose xs and ys have their parts interleaved."""
-    params, body = params_of(eqn), eqn.params["jaxpr"]
-    first_x = params["num_consts"] + params["num_carry"]
-    consts, init, xs = (
-        operands[: params["num_consts"]],
-        operands[params["num_consts"] : first_x],
-        operands[first_x:],
-    )
-    is_pair = [is_complex(var.aval) for var in body.jaxpr.invars[first_x:]]
-
-    def step(carry, x):
-        x = [deinterleave(operand) if paired else operand for operand, paired in zip(x, is_pair)]
-        out = jaxprs.retrace_into(
-            body.jaxpr, body.consts, [*consts, *carry, *x], _rewrite, _constant
-        )
-        return tuple(out[: params["num_carry"]]), tuple(
-            _stored(y) for y in out[params["num_carry"] :]
-        )
-
-    walked = tuple(map(_stored, xs))
-    carry, ys = lax.scan(
-        step,
-        tuple(init),
-        walked,
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    stacked = [
-        deinterleave(y) if is_complex(var.aval) else y
-        for y, var in zip(ys, eqn.outvars[params["num_carry"] :])
-    ]
-    return [*carry, *stacked]
 
 
 def _stored(x):
@@ -303,10 +240,10 @@ def _by_part(bind: Callable, operands: Sequence) -> list[Complex]:
     A part that all operands lack is None.
     """
     pairs = [operand for operand in operands if isinstance(operand, Complex)]
-    found = []
+    by_part = []
     for n in range(2):
         lacking = all((pair.im if n else pair.re) is None for pair in pairs)
-        found.append(
+        by_part.append(
             None
             if lacking
             else bind(
@@ -317,9 +254,10 @@ def _by_part(bind: Callable, operands: Sequence) -> list[Complex]:
                 ),
             )
         )
-    count = len(next(result for result in found if result is not None))
+    count = len(next(result for result in by_part if result is not None))
     return [
-        Complex(*(None if result is None else result[k] for result in found)) for k in range(count)
+        Complex(*(None if result is None else result[k] for result in by_part))
+        for k in range(count)
     ]
 
 
@@ -384,9 +322,9 @@ def _scatter(eqn, *operands):
         eqn.params,
         {"scatter": lax.scatter, "scatter-add": lax.scatter_add}[eqn.primitive.name],
     )
-    kept = {key: params[key] for key in ("indices_are_sorted", "unique_indices", "mode")}
+    options = {key: params[key] for key in ("indices_are_sorted", "unique_indices", "mode")}
     return _by_part(
-        lambda which, *given: [add(*given, params["dimension_numbers"], **kept)], operands
+        lambda which, *given: [add(*given, params["dimension_numbers"], **options)], operands
     )
 
 
@@ -436,11 +374,98 @@ def _cumprod(eqn, x):
     )
 
 
-@rule("dot_general")
-def _dot_general(eqn, x, y):
-    params = eqn.params | {"preferred_element_type": part_type(eqn.outvars[0].aval.dtype)}
+# ---- the pass
 
-    def real_contract(lhs, rhs, dimension_numbers):
-        return eqn.primitive.bind(lhs, rhs, **(params | {"dimension_numbers": dimension_numbers}))
 
-    return contract(_number(x), _number(y), eqn.params["dimension_numbers"], real_contract)
+@dataclass(frozen=True)
+class ComplexAsPairs:
+    """Rewrites a function by rules for all equations on complex arrays that have one."""
+
+    terms_per_row: float = threshold(
+        4,
+        "times more terms of each sum of a contraction than rows of its smaller operand, where these are doubled: their "
+        "products are small beside the larger operand. Source: not recorded",
+    )
+
+    def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
+        if not _mentions_complex(closed.jaxpr):
+            return closed
+
+        def run(*args):
+            results = jaxprs.retrace_into(
+                closed.jaxpr, closed.consts, list(map(_from_array, args)), self._rewrite, _constant
+            )
+            return [_to_array(result) for result in results]
+
+        return jax.make_jaxpr(run)(
+            *[jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in closed.jaxpr.invars]
+        )
+
+    def _rewrite(self, eqn, *operands) -> list | None:
+        """Results of an equation on complex arrays; None for any other."""
+        name = eqn.primitive.name
+        if name in CONTROL and _stays(eqn):
+            return _keep(eqn, operands)
+        if name == "scan":
+            return self._scan(eqn, operands)
+        if name in CONTROL or not _touches(eqn):
+            return None
+        if not _has_rule(eqn):
+            return _keep(eqn, operands)
+        rule = self._contracted if name == CONTRACTION else RULES[name]
+        results = rule(eqn, *operands)
+        results = results if isinstance(results, list) else [results]
+        return [_of_shape(result, var.aval.shape) for result, var in zip(results, eqn.outvars)]
+
+    def _scan(self, eqn, operands: Sequence) -> list:
+        """A scan whose xs and ys have their parts interleaved."""
+        params, body = params_of(eqn), eqn.params["jaxpr"]
+        first_x = params["num_consts"] + params["num_carry"]
+        consts, init, xs = (
+            operands[: params["num_consts"]],
+            operands[params["num_consts"] : first_x],
+            operands[first_x:],
+        )
+        is_pair = [is_complex(var.aval) for var in body.jaxpr.invars[first_x:]]
+
+        def step(carry, x):
+            x = [
+                deinterleave(operand) if paired else operand for operand, paired in zip(x, is_pair)
+            ]
+            out = jaxprs.retrace_into(
+                body.jaxpr, body.consts, [*consts, *carry, *x], self._rewrite, _constant
+            )
+            return tuple(out[: params["num_carry"]]), tuple(
+                _stored(y) for y in out[params["num_carry"] :]
+            )
+
+        walked = tuple(map(_stored, xs))
+        carry, ys = lax.scan(
+            step,
+            tuple(init),
+            walked,
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        stacked = [
+            deinterleave(y) if is_complex(var.aval) else y
+            for y, var in zip(ys, eqn.outvars[params["num_carry"] :])
+        ]
+        return [*carry, *stacked]
+
+    def _contracted(self, eqn, x, y) -> Complex:
+        params = eqn.params | {"preferred_element_type": part_type(eqn.outvars[0].aval.dtype)}
+
+        def real_contract(lhs, rhs, dimension_numbers):
+            return eqn.primitive.bind(
+                lhs, rhs, **(params | {"dimension_numbers": dimension_numbers})
+            )
+
+        return contract(
+            _number(x),
+            _number(y),
+            eqn.params["dimension_numbers"],
+            real_contract,
+            self.terms_per_row,
+        )

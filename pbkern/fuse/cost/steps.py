@@ -65,17 +65,17 @@ class PricedSteps:
         known = requests.priced
         if known is not None and known.results == results:
             return known
-        made = None
+        priced = None
         if requests.behind is not None:
             behind, front = requests.behind
-            made = behind._extended(requests.steps[:front], results, costs)
-        if made is None:
-            made = cls._empty(
+            priced = behind._extended(requests.steps[:front], results, costs)
+        if priced is None:
+            priced = cls._empty(
                 any(price_of(step, costs).own_updates is not None for step in requests.steps)
             )
-            made._take(requests.steps, results, costs)
-        requests.priced, requests.behind = made, None
-        return made
+            priced._take(requests.steps, results, costs)
+        requests.priced, requests.behind = priced, None
+        return priced
 
     @classmethod
     def _empty(cls, scatters: bool) -> PricedSteps:
@@ -88,12 +88,12 @@ class PricedSteps:
         scatters = any(price_of(step, costs).own_updates is not None for step in front)
         if not self.results <= results or (scatters and not self.scatters):
             return None
-        made = PricedSteps(
+        priced = PricedSteps(
             self.steps, self.results, dict(self.shares), set(self.stored), set(self.tables), self.scatters,
             dict(self._wanted), self._reads.copy(), set(self._indices), set(self._moved), set(self._consumed),
         )  # fmt: skip
-        made._take(front, results, costs)
-        return made
+        priced._take(front, results, costs)
+        return priced
 
     def _take(self, front: Sequence[Step], results: set, costs: CostModel) -> None:
         """Puts steps in front of those that are here."""
@@ -185,8 +185,8 @@ def elements_read(requests: BlockRequests, operand, access: Access, among: Colle
 
 def covered(access: Access, grid: Sequence[int], shape: Sequence[int]) -> int:
     """Elements of the part of an array in which the blocks of all programs are."""
-    found = 1
+    elements = 1
     for span, extent in zip(access, shape):
         low, high = span.start.bounds(grid.__getitem__)
-        found *= max(min(high + span.size, extent) - max(low, 0), 0)
-    return found
+        elements *= max(min(high + span.size, extent) - max(low, 0), 0)
+    return elements

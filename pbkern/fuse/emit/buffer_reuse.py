@@ -53,10 +53,10 @@ def assign_slots(buffers: Sequence[Buffer], steps: Sequence[Step]) -> tuple[Buff
             slot = len(slots)
             slots.append((last, temp.type.nbytes))
         placed[temp.name] = slot
-    kept = (
+    persistent = (
         buffer for buffer in buffers if buffer.kind is not BufferKind.TEMP or buffer.name in life
     )
     return tuple(
         replace(buffer, slot=placed[buffer.name]) if buffer.name in placed else buffer
-        for buffer in kept
+        for buffer in persistent
     )

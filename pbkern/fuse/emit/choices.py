@@ -61,25 +61,25 @@ def apply(groups: Sequence[Node], choices: Sequence[Choice], machine: CostModel)
 
 def chosen(node: Node, choice: Choice, machine: CostModel) -> Schedule:
     """A group's schedule under a choice. Raises ScheduleError."""
-    own = node.own_schedule
-    made: Schedule | None = own
+    model = node.own_schedule
+    schedule: Schedule | None = model
     if choice.blocks is not None:
         fits = (
-            own.wave is None
-            and len(choice.blocks) == len(own.blocks)
+            model.wave is None
+            and len(choice.blocks) == len(model.blocks)
             and all(block > 0 for block in choice.blocks)
         )
         try:
-            outputs = [var for var, _ in own.outputs]
-            made = schedule_at(node.eqns, outputs, choice.blocks, machine) if fits else None
+            outputs = [var for var, _ in model.outputs]
+            schedule = schedule_at(node.eqns, outputs, choice.blocks, machine) if fits else None
         except (NeedsWhole, Unfusable):
-            made = None
-    if made is None:
+            schedule = None
+    if schedule is None:
         raise ScheduleError(
             "a kernel cannot have these blocks",
-            why=f"{choice}; the model's are {own.blocks}",
+            why=f"{choice}; the model's are {model.blocks}",
         )
-    return dataclasses.replace(made, params=choice.params)
+    return dataclasses.replace(schedule, params=choice.params)
 
 
 def candidates(node: Node, machine: CostModel, count: int) -> list[Choice]:
@@ -87,14 +87,14 @@ def candidates(node: Node, machine: CostModel, count: int) -> list[Choice]:
 
     Fronts have none.
     """
-    own = node.own_schedule
-    if own.wave is not None:
+    model = node.own_schedule
+    if model.wave is not None:
         return [Choice()]
-    outputs = [var for var, _ in own.outputs]
-    found = alternatives(node.eqns, outputs, own.blocks, machine, count)
+    outputs = [var for var, _ in model.outputs]
+    schedules = alternatives(node.eqns, outputs, model.blocks, machine, count)
     return [
         Choice(),
-        *(Choice(schedule.blocks) for schedule in found if schedule.blocks != own.blocks),
+        *(Choice(schedule.blocks) for schedule in schedules if schedule.blocks != model.blocks),
     ][:count]
 
 

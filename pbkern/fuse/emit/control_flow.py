@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from jax.extend import core as jex
 
@@ -51,36 +53,36 @@ def run_inner(
         builder.views[var] = view
     makers = _made_as(inner)
     for result, wanted in zip(jaxpr.outvars, results):
-        made = None if wanted is None or isinstance(result, jex.Literal) else makers.get(result)
-        if made is not None and result not in builder.views and made not in builder.views:
+        source = None if wanted is None or isinstance(result, jex.Literal) else makers.get(result)
+        if source is not None and result not in builder.views and source not in builder.views:
             builder.views[result] = wanted
-            builder.views[made] = builder.typed(wanted, made.aval)
+            builder.views[source] = builder.typed(wanted, source.aval)
     steps = builder.steps(inner.ordered)
-    found = []
+    views = []
     for result, wanted in zip(jaxpr.outvars, results):
         have = builder.place(result)
         if wanted is not None and have != wanted:
             steps.append(Copy(builder.typed(have, result.aval), wanted))
-        found.append(builder.typed(have, result.aval) if wanted is None else wanted)
+        views.append(builder.typed(have, result.aval) if wanted is None else wanted)
     builder.views = outer
-    return steps, found
+    return steps, views
 
 
 def _made_as(inner: Inner) -> dict:
     """Value -> the node's result behind it: itself, or the array that it reshapes."""
-    found: dict = {}
+    places: dict = {}
     for node in inner.ordered:
         if node.kind != "alias":
-            found.update((output, output) for output in node.outputs)
+            places.update((output, output) for output in node.outputs)
             continue
         (source, *_), (var,) = node.eqns[0].invars, node.eqns[0].outvars
         # Views of complex numbers count other elements: their places cannot be taken over.
-        if source in found and (source.aval.size, source.aval.dtype) == (
+        if source in places and (source.aval.size, source.aval.dtype) == (
             var.aval.size,
             var.aval.dtype,
         ):
-            found[var] = found[source]
-    return found
+            places[var] = places[source]
+    return places
 
 
 def _into_carries(
@@ -100,89 +102,118 @@ def _back_to_carries(
     """Copies new carries over old ones; through temporaries if one carry becomes another."""
     steps: list[Step] = []
     late: list[Step] = []
-    others = {view.buffer for view in carries}
+    carried_buffers = {view.buffer for view in carries}
     for value, carry in zip(values, carries):
         if value == carry:
             continue
-        if value.buffer in others:
-            kept = builder.temporary(value.type)
-            steps.append(Copy(value, kept))
-            value = kept
+        if value.buffer in carried_buffers:
+            copy = builder.temporary(value.type)
+            steps.append(Copy(value, copy))
+            value = copy
         late.append(Copy(value, carry))
     return steps + late
+
+
+@dataclass(frozen=True)
+class _ScanSteps:
+    """Emits steps of a scan.
+
+    Attributes:
+      body: one step, or several together; rest: the steps that remain behind those, or None.
+      consts, xs, ys: views of the operands that never change, and of whole xs and ys.
+      length: steps of the scan; reverse: whether it begins at the end.
+    """
+
+    builder: Any
+    body: Inner
+    rest: Inner | None
+    consts: list[BufferView]
+    xs: list[BufferView]
+    ys: list[BufferView]
+    length: int
+    reverse: bool
+
+    def step(
+        self, index: Affine | None, old: Sequence[BufferView], new: Sequence[BufferView | None]
+    ) -> tuple[list[Step], list[BufferView]]:
+        """One step of the loop, or the remaining ones if the index is None."""
+        if index is None:
+            assert self.rest is not None, "no steps remain"
+            ends = self._ends(self.rest.jaxpr.invars[len(self.consts) + len(old) :])
+            return run_inner(self.builder, self.rest, [*self.consts, *old, *ends], new)
+        n_xs, n_ys = len(self.xs), len(self.ys)
+        jaxpr = self.body.jaxpr
+        xs = self._at_step(self.xs, jaxpr.invars[len(jaxpr.invars) - n_xs :], index)
+        ys = self._at_step(self.ys, jaxpr.outvars[len(jaxpr.outvars) - n_ys :], index)
+        return run_inner(self.builder, self.body, [*self.consts, *old, *xs], [*new, *ys])
+
+    def _at_step(self, wholes: list[BufferView], elements, index: Affine) -> list[BufferView]:
+        index = index * -1 + (self.length - 1) if self.reverse else index
+        avals = [array_aval(var) for var in elements]
+        return [
+            BufferView(whole.buffer, array_type(aval), whole.offset + index * math.prod(aval.shape))
+            for whole, aval in zip(wholes, avals)
+        ]
+
+    def _ends(self, parts) -> list[BufferView]:
+        """The elements of xs that the remaining steps take."""
+        done = self.length // self.body.steps * self.body.steps
+        avals = [array_aval(var) for var in parts]
+        return [
+            BufferView(
+                view.buffer, array_type(aval), view.offset + done * math.prod(aval.shape[1:])
+            )
+            for view, aval in zip(self.xs, avals)
+        ]
 
 
 def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     params, body, rest = params_of(eqn), inner["jaxpr"], inner.get("rest")
     n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
-    consts = [_operand(builder, var) for var in eqn.invars[:n_consts]]
-    xs = [_operand(builder, var) for var in eqn.invars[n_consts + n_carry :]]
-    ys = [builder.place(var) for var in eqn.outvars[n_carry:]]
-    x_types = [var.aval for var in body.jaxpr.invars[n_consts + n_carry :]]
-    y_types = [var.aval for var in body.jaxpr.outvars[n_carry:]]
-
-    def at_step(wholes, avals, index: Affine) -> list[BufferView]:
-        index = index * -1 + (length - 1) if params["reverse"] else index
-        sizes = [math.prod(aval.shape) for aval in avals]
-        return [
-            BufferView(whole.buffer, array_type(aval), whole.offset + index * size)
-            for whole, aval, size in zip(wholes, avals, sizes)
-        ]
-
-    def step(
-        index: Affine | None, old: Sequence[BufferView], new: Sequence[BufferView | None]
-    ) -> tuple[list[Step], list[BufferView]]:
-        """One step of the loop, or the remaining ones if the index is None."""
-        if index is None:
-            assert rest is not None, "no steps remain"
-            done = turns * body.steps
-            ends = [
-                BufferView(
-                    view.buffer,
-                    array_type(array_aval(var)),
-                    view.offset + done * math.prod(array_aval(var).shape[1:]),
-                )
-                for view, var in zip(xs, rest.jaxpr.invars[n_consts + n_carry :])
-            ]
-            return run_inner(builder, rest, [*consts, *old, *ends], new)
-        arguments = [*consts, *old, *at_step(xs, x_types, index)]
-        return run_inner(builder, body, arguments, [*new, *at_step(ys, y_types, index)])
-
-    counter, turns = builder.fresh("i"), length // body.steps
     firsts, carried = eqn.invars[n_consts : n_consts + n_carry], eqn.outvars[:n_carry]
-    kept = in_place(body)
-    if not kept and turns and _can_alternate(body, n_consts, n_carry):
+    scan = _ScanSteps(
+        builder,
+        body,
+        rest,
+        [_operand(builder, var) for var in eqn.invars[:n_consts]],
+        [_operand(builder, var) for var in eqn.invars[n_consts + n_carry :]],
+        [builder.place(var) for var in eqn.outvars[n_carry:]],
+        length,
+        params["reverse"],
+    )
+    counter, turns = builder.fresh("i"), length // body.steps
+    updated = in_place(body)
+    if not updated and turns and _can_alternate(body, n_consts, n_carry):
         old = [
             builder.typed(_operand(builder, first), var.aval) for first, var in zip(firsts, carried)
         ]
-        return _alternating(
-            builder, counter, turns, rest is not None, old, list(map(builder.place, carried)), step
-        )
+        new = list(map(builder.place, carried))
+        return _alternating(builder, counter, turns, rest is not None, old, new, scan.step)
     carries, before = _into_carries(builder, firsts, carried)
 
     def once(index: Affine | None) -> tuple[Step, ...]:
-        steps, found = step(index, carries, _places(body, carries, kept))
-        return (*steps, *_back_to_carries(builder, found[:n_carry], carries))
+        steps, views = scan.step(index, carries, _places(body, carries, updated))
+        return (*steps, *_back_to_carries(builder, views[:n_carry], carries))
 
     last = once(None) if rest is not None else ()
     return [*before, Loop(counter, turns, once(Affine.symbol(counter))), *last]
 
 
-def _places(body: Inner, carries: Sequence[BufferView], kept: set) -> list[BufferView | None]:
-    """Views for new carries: those of `kept` over the old ones, others anywhere."""
-    return [view if var in kept else None for var, view in zip(body.jaxpr.outvars, carries)]
+def _places(body: Inner, carries: Sequence[BufferView], updated: set) -> list[BufferView | None]:
+    """Views for new carries: those of `updated` over the old ones, others anywhere."""
+    return [view if var in updated else None for var, view in zip(body.jaxpr.outvars, carries)]
 
 
 def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
     """Is every new carry computed by an equation of its own, so that it can go to another buffer?"""
-    made = _made_as(body)
-    news, others = (
-        [made.get(var) for var in vs if not isinstance(var, jex.Literal)]
+    places = _made_as(body)
+    news, before = (
+        [places.get(var) for var in vs if not isinstance(var, jex.Literal)]
         for vs in (body.jaxpr.outvars[:n_carry], body.jaxpr.outvars[n_carry:])
     )
     olds = body.jaxpr.invars[n_consts : n_consts + n_carry]
     bytes_carried = sum(array_type(old.aval).nbytes for old in olds)
-    distinct = None not in news and len(set(news)) == n_carry and not set(news) & set(others)
+    distinct = None not in news and len(set(news)) == n_carry and not set(news) & set(before)
     return n_carry > 0 and distinct and bytes_carried >= ALTERNATE_BYTES
 
 
@@ -221,7 +252,7 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     body_consts = [_operand(builder, var) for var in eqn.invars[n_cond : n_cond + n_body]]
     carries, before = _into_carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars)
     body = inner["body_jaxpr"]
-    kept = in_place(body)
+    updated = in_place(body)
 
     def test(at: Sequence[BufferView]) -> tuple[tuple[Step, ...], BufferView]:
         steps, (predicate,) = run_inner(builder, inner["cond_jaxpr"], [*cond_consts, *at], [None])
@@ -233,21 +264,21 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
         return run_inner(builder, body, [*body_consts, *old], new)
 
     condition, predicate = test(carries)
-    if not kept and _can_alternate(body, n_body, len(carries)):
+    if not updated and _can_alternate(body, n_body, len(carries)):
         # Two steps: the second reads the other buffers, and runs only if the first was not the
         # last.
-        others = [builder.temporary(carry.type) for carry in carries]
-        first, second = turn(carries, others)[0], turn(others, carries)[0]
-        between, again = test(others)
-        back = tuple(Copy(other, carry) for other, carry in zip(others, carries))
+        spares = [builder.temporary(carry.type) for carry in carries]
+        first, second = turn(carries, spares)[0], turn(spares, carries)[0]
+        between, again = test(spares)
+        back = tuple(Copy(other, carry) for other, carry in zip(spares, carries))
         return [
             *before,
             HostWhile(condition, predicate, (*first, *between, Cond(again, (back, tuple(second))))),
         ]
-    steps, found = turn(carries, _places(body, carries, kept))
+    steps, views = turn(carries, _places(body, carries, updated))
     return [
         *before,
-        HostWhile(condition, predicate, (*steps, *_back_to_carries(builder, found, carries))),
+        HostWhile(condition, predicate, (*steps, *_back_to_carries(builder, views, carries))),
     ]
 
 

@@ -133,7 +133,7 @@ def _by_line(ops: Iterable[tuple[str, str | None]]) -> list[str]:
     lines: dict[str, list[str]] = {}
     for op, at in ops:
         lines.setdefault(at or "unknown line", []).append(op)
-    return [f"{', '.join(found)}  at {at}" for at, found in lines.items()]
+    return [f"{', '.join(operations)}  at {at}" for at, operations in lines.items()]
 
 
 def _edge(edge: Edge) -> str:

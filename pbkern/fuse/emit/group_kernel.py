@@ -46,7 +46,7 @@ def _index_map(indices: tuple[Affine, ...], rank: int) -> jex.ClosedJaxpr:
     """Closed jaxpr from `rank` i32 grid indices to the given affine expressions."""
 
     def index(*grid):
-        found = []
+        results = []
         for affine in indices:
             total = None
             for axis, coeff in affine.terms:
@@ -56,8 +56,8 @@ def _index_map(indices: tuple[Affine, ...], rank: int) -> jex.ClosedJaxpr:
                 total = np.int32(affine.const)
             elif affine.const:
                 total = total + np.int32(affine.const)
-            found.append(total)
-        return tuple(found)
+            results.append(total)
+        return tuple(results)
 
     return jax.make_jaxpr(index)(*[jax.ShapeDtypeStruct((), jnp.int32)] * rank)
 
@@ -113,8 +113,8 @@ def emit_finish(
     name: str,
     requests: BlockRequests,
     outputs: Sequence[tuple[jex.Var, Access]],
-    made: Sequence,
-    kept: Sequence,
+    results: Sequence,
+    shared: Sequence,
     params: dict,
 ) -> Kernel:
     """The last stage that computes `outputs`, in the form of Kernel.finish.
@@ -123,17 +123,17 @@ def emit_finish(
       name: the last stage's.
       requests: what it computes, as blocks.
       outputs: its results, as accesses.
-      made: the programs' results, its first operands.
-      kept: those of `made` that the kernel returns after `outputs`.
+      results: the programs' results, its first operands.
+      shared: those of `results` that the kernel returns after `outputs`.
       params: its compiler_params.
     """
-    access = {var: tuple(map(whole, var.aval.shape)) for var in made}
+    access = {var: tuple(map(whole, var.aval.shape)) for var in results}
     hulls = requests.hulls | {
         var: Hulls.of([block]) for var, block in access.items() if var in requests.hulls
     }
     further = [(var, block) for var, block in requests.inputs if var not in access]
     asked = dataclasses.replace(requests, hulls=hulls, inputs=[*access.items(), *further])
-    aliases = tuple((made.index(var), len(outputs) + n) for n, var in enumerate(kept))
+    aliases = tuple((results.index(var), len(outputs) + n) for n, var in enumerate(shared))
     return emit_kernel(
-        name, (), asked, [*outputs, *((var, access[var]) for var in kept)], params, aliases
+        name, (), asked, [*outputs, *((var, access[var]) for var in shared)], params, aliases
     )

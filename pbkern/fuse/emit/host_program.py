@@ -124,12 +124,12 @@ class HostProgramBuilder:
         programs = emit_scheduled(name, schedule, self.params(schedule))
         if node.finish is None:
             return programs
-        last, made = node.finish.own_schedule, [var for var, _ in schedule.outputs]
+        last, results = node.finish.own_schedule, [var for var, _ in schedule.outputs]
         finish = emit_finish(
             f"{name}_finish",
             last.requests,
             last.outputs,
-            made,
+            results,
             kept_results(node),
             self.params(last),
         )
@@ -203,13 +203,13 @@ def build_program(
 
 def share_outputs(b: HostProgramBuilder, nodes: Iterable[Node]) -> None:
     """Lets a producer write straight into an output that reshapes its result."""
-    made = {output for maker in nodes for output in maker.outputs}
+    computed = {output for maker in nodes for output in maker.outputs}
     for node in reversed([alias for alias in nodes if alias.kind == "alias"]):
         (source, *_), (var,) = node.eqns[0].invars, node.eqns[0].outvars
         if (
             var in b.views
             and not isinstance(source, jex.Literal)
-            and source in made
+            and source in computed
             and source not in b.views
         ):
             b.views[source] = b.typed(b.views[var], source.aval)

@@ -35,7 +35,7 @@ def emit_online(
     aliases: tuple[tuple[int, int], ...],
 ) -> Kernel:
     """Emits an online kernel, with the operands and results of `emit_kernel`."""
-    kept = [
+    buffers = [
         Scratch(block_shape(access), _kept_type(var), scoped=True)
         for var, access in _reduced(blocks)
     ]
@@ -45,7 +45,7 @@ def emit_online(
     ]
     body = _OnlineBody(requests, outputs, blocks)
     traced = jax.make_jaxpr(body)(
-        *types, *(ref_aval(scratch.shape, scratch.dtype) for scratch in kept)
+        *types, *(ref_aval(scratch.shape, scratch.dtype) for scratch in buffers)
     )
     return emit_kernel(
         name,
@@ -55,14 +55,14 @@ def emit_online(
         compiler_params,
         aliases,
         body=canonical_body(traced, name),
-        scratch=tuple(kept),
+        scratch=tuple(buffers),
     )
 
 
 def _reduced(blocks: Blocks) -> list[tuple[jex.Var, Access]]:
     """Results of online reductions, with their blocks."""
     first, second = (
-        chunk_pass.kept if chunk_pass else [] for chunk_pass in (blocks.first, blocks.second)
+        chunk_pass.results if chunk_pass else [] for chunk_pass in (blocks.first, blocks.second)
     )
     return [*zip(blocks.online.first, first), *zip(blocks.online.second, second)]
 
@@ -90,27 +90,29 @@ class _OnlineBody:
     def __call__(self, *refs) -> None:
         inputs, outputs = len(self.requests.inputs), len(self.outputs)
         self.refs, results = refs[:inputs], refs[inputs : inputs + outputs]
-        kept = refs[inputs + outputs :]
+        buffers = refs[inputs + outputs :]
         self.level, self.sums = (
-            (kept[:1], kept[1 : len(self.online.first)]) if self.online.first else ((), ())
+            (buffers[:1], buffers[1 : len(self.online.first)]) if self.online.first else ((), ())
         )
-        self.totals = kept[len(self.online.first) :]
-        found: dict = {}
+        self.totals = buffers[len(self.online.first) :]
+        values: dict = {}
         if self.blocks.first is not None:
             self.level[0][...] = lax.full(self.level[0].shape, -np.inf, self.level[0].dtype)
             self.clear(self.sums)
-            self.go(self.blocks.first, found, self.rise)
-            found |= self.first(self.blocks.first)
+            self.go(self.blocks.first, values, self.rise)
+            values |= self.first(self.blocks.first)
         if self.blocks.second is not None:
             self.clear(self.totals)
-            self.go(self.blocks.second, found, self.add)
-            found |= {
+            self.go(self.blocks.second, values, self.add)
+            values |= {
                 (var, place): _as(ref[...], var.aval.dtype)
-                for var, place, ref in zip(self.online.second, self.blocks.second.kept, self.totals)
+                for var, place, ref in zip(
+                    self.online.second, self.blocks.second.results, self.totals
+                )
             }
         given = {var for var, _ in self.requests.inputs}
         get = run_steps(
-            self.blocks.after, found | self.read(self.blocks.after, found, {}), BodyContext()
+            self.blocks.after, values | self.read(self.blocks.after, values, {}), BodyContext()
         )
         for (output, access), ref in zip(self.outputs, results):
             if output not in given:
@@ -120,7 +122,7 @@ class _OnlineBody:
         for ref in refs:
             ref[...] = lax.full(ref.shape, 0, ref.dtype)
 
-    def go(self, over: ChunkPass, found: dict, turn: Callable) -> None:
+    def go(self, over: ChunkPass, values: dict, turn: Callable) -> None:
         """All chunks of a pass. What is the same for all is computed before them."""
         requests = over.full.requests
         level = self.online.level if turn == self.rise else None
@@ -131,7 +133,7 @@ class _OnlineBody:
                 changing.update(step.eqn.outvars)
                 moving.append(step)
         fixed = [fixed_step for fixed_step in requests.steps if fixed_step not in moving]
-        before = self.computed(requests, fixed, found | self.read(requests, found, None), {})
+        before = self.computed(requests, fixed, values | self.read(requests, values, None), {})
 
         @loop(0, over.count)
         def _(chunk):
@@ -147,7 +149,7 @@ class _OnlineBody:
             ]
             turn(over.rest, left, before | self.read(requests, before, {}), {})
 
-    def rise(self, run: ChunkRun, steps: Sequence[Step], found: dict, ids: dict) -> None:
+    def rise(self, run: ChunkRun, steps: Sequence[Step], values: dict, ids: dict) -> None:
         """A chunk of the first pass: the running maximum rises, and the sums so far are rescaled to it."""
         requests, (level, *sums) = run.requests, run.products
         (peak, access), (x, of_x) = (
@@ -156,43 +158,43 @@ class _OnlineBody:
         )
         makers = set(map(id, leading_to([chunk_step.eqn for chunk_step in steps], {x})))
         makes_x = [chunk_step for chunk_step in steps if id(chunk_step.eqn) in makers]
-        found = self.computed(requests, makes_x, found, ids)
+        values = self.computed(requests, makes_x, values, ids)
         old = self.level[0][...]
-        highest = lax.reduce_max_p.bind(_value(requests, found, x, of_x), **level.pull.params)
+        highest = lax.reduce_max_p.bind(_value(requests, values, x, of_x), **level.pull.params)
         new = lax.max(old, _as(highest, old.dtype))
         # For a row that is all -inf so far: its exponentials are 0, not those of -inf - -inf.
         base = lax.select(_is_least(new), lax.full_like(new, 0), new)
-        found[peak, access] = _as(base, peak.aval.dtype)
-        found = self.computed(
+        values[peak, access] = _as(base, peak.aval.dtype)
+        values = self.computed(
             requests,
             [chunk_step for chunk_step in steps if id(chunk_step.eqn) not in makers],
-            found,
+            values,
             ids,
         )
         share = getattr(lax, self.online.function)(old - base)
         for step, ref, (_, places) in zip(sums, self.sums, self.online.sums):
             ref[...] = ref[...] * self.spread(_as(share, ref.dtype), places, ref.shape) + _sum(
-                requests, found, step, ref.dtype
+                requests, values, step, ref.dtype
             )
         self.level[0][...] = new
 
-    def add(self, run: ChunkRun, steps: Sequence[Step], found: dict, ids: dict) -> None:
+    def add(self, run: ChunkRun, steps: Sequence[Step], values: dict, ids: dict) -> None:
         """A chunk of the second pass."""
-        found = self.computed(run.requests, steps, found, ids)
+        values = self.computed(run.requests, steps, values, ids)
         for step, ref in zip(run.products, self.totals):
-            ref[...] = ref[...] + _sum(run.requests, found, step, ref.dtype)
+            ref[...] = ref[...] + _sum(run.requests, values, step, ref.dtype)
 
     def first(self, over: ChunkPass) -> dict:
         """Maximum and sums at the end. In a row that is all -inf, exp(-inf - -inf) makes them NaN."""
-        level, (access, *accesses) = self.level[0][...], over.kept
+        level, (access, *accesses) = self.level[0][...], over.results
         peak, *sums = self.online.first
-        found = {(peak, access): _as(level, peak.aval.dtype)}
+        values = {(peak, access): _as(level, peak.aval.dtype)}
         for sum_, place, ref, (_, places) in zip(sums, accesses, self.sums, self.online.sums):
             empty, total = self.spread(_is_least(level), places, ref.shape), ref[...]
-            found[sum_, place] = _as(
+            values[sum_, place] = _as(
                 lax.select(empty, lax.full_like(total, np.nan), total), sum_.aval.dtype
             )
-        return found
+        return values
 
     def spread(self, x, places: Places, shape: tuple[int, ...]):
         """One number per row of the maximum -> one per element of a sum."""
@@ -205,12 +207,12 @@ class _OnlineBody:
 
     # ---------------------------------------------------------------- values
 
-    def read(self, requests: BlockRequests, found: dict, ids: dict | None) -> dict:
-        """Blocks of operands that are not in `found`: all if `ids` are given, else those that are the same for all chunks."""
+    def read(self, requests: BlockRequests, values: dict, ids: dict | None) -> dict:
+        """Blocks of operands that are not in `values`: all if `ids` are given, else those that are the same for all chunks."""
         wanted = [
             (var, access)
             for var, access in requests.inputs
-            if (var, access) not in found and var not in self.reduced
+            if (var, access) not in values and var not in self.reduced
         ]
         return {
             (var, access): self.block(var, access, ids or {})
@@ -238,11 +240,11 @@ class _OnlineBody:
         return self.refs[number][tuple(ds(start, span.size) for start, span in zip(starts, access))]
 
     def computed(
-        self, requests: BlockRequests, steps: Sequence[Step], found: dict, ids: dict
+        self, requests: BlockRequests, steps: Sequence[Step], values: dict, ids: dict
     ) -> dict:
-        """`found` with the results of some steps."""
-        get = run_steps(dataclasses.replace(requests, steps=list(steps)), found, BodyContext(ids))
-        return found | {
+        """`values` with the results of some steps."""
+        get = run_steps(dataclasses.replace(requests, steps=list(steps)), values, BodyContext(ids))
+        return values | {
             (var, step.out): get(var, step.out) for step in steps for var in step.eqn.outvars
         }
 
@@ -267,16 +269,16 @@ def _covers(hull: Access, access: Access) -> bool:
     return all(map(covers, hull, access))
 
 
-def _value(requests: BlockRequests, found: dict, atom, access: Access):
+def _value(requests: BlockRequests, values: dict, atom, access: Access):
     if isinstance(atom, jex.Literal):
         return literal(atom)
-    return run_steps(dataclasses.replace(requests, steps=[]), found, BodyContext())(atom, access)
+    return run_steps(dataclasses.replace(requests, steps=[]), values, BodyContext())(atom, access)
 
 
-def _sum(requests: BlockRequests, found: dict, step: Step, dtype):
+def _sum(requests: BlockRequests, values: dict, step: Step, dtype):
     """Returns what a chunk adds to a sum."""
     operands = [
-        _value(requests, found, var, access)
+        _value(requests, values, var, access)
         for var, access in zip(step.eqn.invars, step.pull.inputs)
     ]
     if step.eqn.primitive.name == "reduce_sum":

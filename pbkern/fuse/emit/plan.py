@@ -78,10 +78,10 @@ class Plan:
                 else jex.jaxpr_as_fun(segment.body)(*inputs)
             )
             env.update(zip(segment.makes, results))
-        found = [
+        arrays = [
             literal(var) if isinstance(var, jex.Literal) else env[var] for var in self.jaxpr.outvars
         ]
-        return keys_of_words(found, self.results)
+        return keys_of_words(arrays, self.results)
 
     def leave(self, program: HostProgram) -> None:
         """Leaves the operations of one of the programs to XLA."""
@@ -126,45 +126,45 @@ def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[No
                     run[node] = None
                     reached.update(node.outputs)
                     progress = True
-        kept = without_early_views(run, readers, results)
-        if kept:
-            runs.append(list(kept))
-            known.update(output for member in kept for output in member.outputs)
-            waiting = [member for member in waiting if member not in kept]
+        ready = without_early_views(run, readers, results)
+        if ready:
+            runs.append(list(ready))
+            known.update(output for member in ready for output in member.outputs)
+            waiting = [member for member in waiting if member not in ready]
         ours = not ours
-        if not kept and not any(waiting_node.reads() <= known for waiting_node in waiting):
+        if not ready and not any(waiting_node.reads() <= known for waiting_node in waiting):
             raise AssertionError("groups depend on each other in a circle")
     return runs
 
 
 def without_early_views(run: dict[Node, None], readers: dict, results: set) -> dict[Node, None]:
     """The run without views that only later fused runs read: here they would be copies."""
-    kept: set[Node] = set()
+    needed: set[Node] = set()
     for node in reversed(run):
         read_by = [reader for output in node.outputs for reader in readers.get(output, ())]
         early = (
             read_by
             and not results & set(node.outputs)
-            and not any(reader.kind == "xla" or reader in kept for reader in read_by)
+            and not any(reader.kind == "xla" or reader in needed for reader in read_by)
         )
         if node.kind != "alias" or not early:
-            kept.add(node)
-    return {member: None for member in run if member in kept}
+            needed.add(node)
+    return {member: None for member in run if member in needed}
 
 
 def xla_segment(run: list[Node], needed: set) -> Segment:
     """The equations of a run as one jaxpr, traced again."""
     eqns = [eqn for node in run for eqn in node.eqns]
-    made = [var for eqn in eqns for var in eqn.outvars]
+    outputs = [var for eqn in eqns for var in eqn.outvars]
     reads = list(
         dict.fromkeys(
             var
             for eqn in eqns
             for var in eqn.invars
-            if not isinstance(var, jex.Literal) and var not in made
+            if not isinstance(var, jex.Literal) and var not in outputs
         )
     )
-    makes = [var for var in made if var in needed]
+    makes = [var for var in outputs if var in needed]
 
     def body(*args):
         env = dict(zip(reads, args))

@@ -230,7 +230,7 @@ class _SkewedBody:
     def leave(self, dim, slot) -> None:
         """Writes rows of the last step."""
         wave = self.wave
-        row, own = self.base + dim, self.base + I32(wave.height)
+        row, last = self.base + dim, self.base + I32(wave.height)
 
         def write(result, ring, scratch, row, slot, count) -> None:
             result[_along(len(ring.shape), ring.axis, ds(row, count))] = scratch[
@@ -238,7 +238,7 @@ class _SkewedBody:
             ]
 
         for ring, scratch, result in zip(self.rings, self.scratch, self.results):
-            end = jnp.minimum(own, I32(wave.rows_of(ring.v)))
+            end = jnp.minimum(last, I32(wave.rows_of(ring.v)))
             self.by_rows(
                 row,
                 slot,
@@ -355,8 +355,8 @@ class _SkewedBody:
             for hull in reads.hulls(operand)
         }
         get = run_steps(reads.requests, blocks, BodyContext({0: row}))
-        made = [get(var, access) for var, access in zip(wave.body.jaxpr.outvars, reads.results)]
-        for ring, scratch, value in zip(self.rings, self.scratch, made):
+        values = [get(var, access) for var, access in zip(wave.body.jaxpr.outvars, reads.results)]
+        for ring, scratch, value in zip(self.rings, self.scratch, values):
             scratch[ring.rows(slot, reads.rows)] = value
         for ring, scratch in zip(self.rings, self.scratch):
             self.wrap(ring, scratch, slot, reads.rows)

@@ -8,6 +8,9 @@ The same values bit by bit. What has other readers stays in front of the gather.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
@@ -15,41 +18,49 @@ from jax.extend import core as jex
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
+from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace
-
-# The largest part of an array's elements that is picked before the arithmetic: picking more is no
-# less work than all of the arithmetic. Source: not recorded.
-FEW_PICKED = 0.5
-# Most arrays from which elements are picked before the arithmetic, for the same reason.
-FEW_ARRAYS = 4
+from pbkern.fuse.simplify.facts import Notes
 
 
-def hoist_gathers(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+@dataclass(frozen=True)
+class HoistGathers:
     """Rewrites jaxprs in which only gathers read results of arithmetic, or of other gathers."""
-    wanted = set(_only_picked(closed))
-    if not wanted:
-        return closed
-    lookups = _Lookups(wanted)
-    noted = dict.fromkeys((*ELEMENTWISE, "broadcast_in_dim"), lookups.note)
-    return retrace(retrace(closed, noted | {"gather": lookups.gather}), {})
+
+    largest_part: float = threshold(
+        0.5,
+        "part of an array's elements that is picked before the arithmetic, at most: picking more is no less work than all of "
+        "the arithmetic. Source: not recorded",
+    )
+    most_arrays: int = threshold(
+        4, "arrays from which elements are picked before the arithmetic. Source: not recorded"
+    )
+
+    def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
+        wanted = set(_only_picked(closed))
+        if not wanted:
+            return closed
+        lookups = _Lookups(wanted, self)
+        noted = dict.fromkeys((*ELEMENTWISE, "broadcast_in_dim"), lookups.note)
+        return retrace(retrace(closed, noted | {"gather": lookups.gather}), {})
 
 
 def _only_picked(closed: jex.ClosedJaxpr):
     """Results of arithmetic and gathers that only gathers read, as their operand."""
     jaxpr = closed.jaxpr
-    made = {
+    results = {
         var
         for maker in jaxpr.eqns
         if maker.primitive.name in (*ELEMENTWISE, "gather")
         for var in maker.outvars
     }
     picked = (
-        {gather.invars[0] for gather in jaxpr.eqns if gather.primitive.name == "gather"} & made
-        if made
+        {gather.invars[0] for gather in jaxpr.eqns if gather.primitive.name == "gather"} & results
+        if results
         else set()
     )
     if picked:
-        others = {
+        other_reads = {
             var
             for reader in jaxpr.eqns
             for k, var in enumerate(reader.invars)
@@ -57,7 +68,9 @@ def _only_picked(closed: jex.ClosedJaxpr):
             and not (reader.primitive.name == "gather" and k == 0)
         }
         yield from (
-            picked - others - {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
+            picked
+            - other_reads
+            - {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
         )
     for eqn in jaxpr.eqns:
         for inner in inner_jaxprs(eqn):
@@ -67,34 +80,28 @@ def _only_picked(closed: jex.ClosedJaxpr):
 class _Lookups:
     """Remembers, by value, the equation that made it and its operands."""
 
-    def __init__(self, wanted: set) -> None:
-        self.wanted = wanted
-        self.made: dict[int, tuple] = {}
+    def __init__(self, wanted: set, limits: HoistGathers) -> None:
+        self.wanted, self.limits = wanted, limits
+        self.notes = Notes()
 
     def note(self, eqn, operands):
         if eqn.primitive.multiple_results or not eqn.outvars[0].aval.shape:
             return None
-        value = eqn.primitive.bind(*operands, **eqn.params)
-        self.made[id(value)] = (
-            value,
-            eqn,
-            operands,
-        )  # keeps the value alive, so that its id stays unique
-        return [value]
+        return self.notes.bound("maker", eqn, operands, eqn, operands)
 
     def gather(self, eqn, operands):
         """Before -> after: gather(f(x, broadcast(m), 2), i) -> f(gather(x, i), broadcast(m), 2)."""
         x, indices = operands
-        _, maker, first = self.made.get(id(x), (None, None, ()))
+        maker, first = self.notes.find("maker", x) or (None, ())
         if eqn.invars[0] not in self.wanted:
             return self.note(eqn, operands)
         if maker is not None and maker.primitive.name == "gather":
             both = at_once(maker, eqn, *first, indices)
             return self.note(eqn, operands) if both is None else [both]
-        if eqn.outvars[0].aval.size > FEW_PICKED * x.size:
+        if eqn.outvars[0].aval.size > self.limits.largest_part * x.size:
             return None
-        pick = _Pick(eqn, indices, self.made)
-        if pick.count(x) > FEW_ARRAYS:
+        pick = _Pick(eqn, indices, self.notes)
+        if pick.count(x) > self.limits.most_arrays:
             return None
         return [pick.inside(pick(x))]
 
@@ -124,9 +131,9 @@ def at_once(first, second, x, i, j):
         lax.broadcast_in_dim(
             lax.convert_element_type(vectors, np.promote_types(i.dtype, j.dtype)),
             [*(out[dim] for dim in at), vectors.shape[-1]],
-            [*(at.index(dim) for dim in own), len(at)],
+            [*(at.index(dim) for dim in dims), len(at)],
         )
-        for vectors, own in ((i, of_i), (j, of_j))
+        for vectors, dims in ((i, of_i), (j, of_j))
     ]
     numbers = lax.GatherDimensionNumbers(tuple(rest), tuple(sorted(taken)), tuple(taken))
     sizes = tuple(1 if k in taken else size for k, size in enumerate(x.shape))
@@ -156,15 +163,15 @@ def _same(x, y) -> bool:
 class _Pick:
     """One gather, applied to the arrays that its operand is computed from."""
 
-    def __init__(self, eqn, indices, made: dict) -> None:
-        self.eqn, self.indices, self.made, self.dims = eqn, indices, made, result_dims(eqn)
+    def __init__(self, eqn, indices, notes: Notes) -> None:
+        self.eqn, self.indices, self.notes, self.dims = eqn, indices, notes, result_dims(eqn)
         self.source: tuple[int, ...] = eqn.invars[0].aval.shape
         self.shape: tuple[int, ...] = eqn.outvars[0].aval.shape
         self.known: dict[int, object] = {}
 
     def _maker(self, x) -> tuple | None:
         """(equation, operands) of arithmetic that can follow the gather."""
-        _, eqn, operands = self.made.get(id(x), (None, None, ()))
+        eqn, operands = self.notes.find("maker", x) or (None, ())
         return (
             (eqn, operands)
             if eqn is not None and eqn.primitive.name in ELEMENTWISE and x.shape == self.source
@@ -173,7 +180,7 @@ class _Pick:
 
     def _repeated(self, x) -> tuple | None:
         """(array, its dimensions of the operand) if `x` repeats an array along everything that is looked up."""
-        _, eqn, operands = self.made.get(id(x), (None, None, ()))
+        eqn, operands = self.notes.find("maker", x) or (None, ())
         array, dims = x, tuple(range(np.ndim(x)))
         if eqn is not None and eqn.primitive.name == "broadcast_in_dim" and len(operands) == 1:
             (array,), dims = operands, eqn.params["broadcast_dimensions"]
@@ -181,17 +188,17 @@ class _Pick:
             self.eqn.params["slice_sizes"],
             self.eqn.params["dimension_numbers"].operand_batching_dims,
         )
-        own = [dim for dim, size in zip(dims, np.shape(array)) if size > 1]
-        kept = {dim for dim in self.dims if dim in batched or sizes[dim] == self.source[dim]}
-        if len(own) == len(self.source) or not kept.issuperset(own):
+        long_dims = [dim for dim, size in zip(dims, np.shape(array)) if size > 1]
+        whole_dims = {dim for dim in self.dims if dim in batched or sizes[dim] == self.source[dim]}
+        if len(long_dims) == len(self.source) or not whole_dims.issuperset(long_dims):
             return None
         return lax.squeeze(array, [j for j, size in enumerate(np.shape(array)) if size == 1]), [
-            self.dims[dim] for dim in own
+            self.dims[dim] for dim in long_dims
         ]
 
-    def count(self, x) -> int:
-        """Arrays that would be looked up."""
-        waiting, seen, found = [x], set(), 0
+    def count(self, x) -> float:
+        """Arrays that would be looked up; infinity where one repeats along a part of what is looked up."""
+        waiting, seen, arrays = [x], set(), 0
         while waiting:
             x = waiting.pop()
             if np.ndim(x) == 0 or id(x) in seen:
@@ -200,10 +207,10 @@ class _Pick:
             maker = self._maker(x)
             waiting += maker[1] if maker else ()
             if maker is None and self._repeated(x) is None:
-                found += (
-                    1 if np.shape(x) == self.source else FEW_ARRAYS + 1
-                )  # repeats along a part of it: left alone
-        return found
+                if np.shape(x) != self.source:
+                    return math.inf
+                arrays += 1
+        return arrays
 
     def __call__(self, x):
         if np.ndim(x) == 0:

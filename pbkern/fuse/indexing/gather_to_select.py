@@ -10,6 +10,7 @@ values bit by bit.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 from jax import lax
@@ -17,28 +18,31 @@ from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations, inner_jaxprs
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
+from pbkern.core.passes import threshold
 from pbkern.fuse.access.dimension_map import MOVING, moved
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 from pbkern.fuse.simplify.facts import Notes
 
-# Selects read all pieces, a gather one. On Zen 4 a gather from 12 numbers is as fast as 11 selects,
-# from 16 faster. From arrays, which would have to be stacked, selects are faster for more pieces.
-MOST_SELECTED_PIECES = 12
 
+@dataclass(frozen=True)
+class GathersToSelects:
+    """Rewrites gathers from concatenations of few pieces of size one along the concatenated dimension."""
 
-def gathers_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Rewrites gathers from concatenations of few pieces of size one along the concatenated dimension.
+    most_pieces: int = threshold(
+        12,
+        "pieces, all of which selects read, and a gather one. On Zen 4 a gather from 12 numbers is as fast as 11 selects, from "
+        "16 faster; from arrays, which would have to be stacked, selects are faster for more pieces",
+    )
 
-    A concatenation has at most MOST_SELECTED_PIECES pieces.
-    """
-    names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
-    if "concatenate" not in names or names.isdisjoint(("gather", "dynamic_slice")):
-        return closed
-    seen = _Stacks(_times_read(closed))
-    rules = dict.fromkeys(MOVING, seen.moved)
-    for name in "iota convert_element_type max min clamp lt select_n concatenate gather dynamic_slice".split():
-        rules[name] = getattr(seen, name)
-    return drop_dead(retrace(closed, rules))
+    def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
+        names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
+        if "concatenate" not in names or names.isdisjoint(("gather", "dynamic_slice")):
+            return closed
+        seen = _Stacks(_times_read(closed), self)
+        rules = dict.fromkeys(MOVING, seen.moved)
+        for name in "iota convert_element_type max min clamp lt select_n concatenate gather dynamic_slice".split():
+            rules[name] = getattr(seen, name)
+        return drop_dead(retrace(closed, rules))
 
 
 def _times_read(closed: jex.ClosedJaxpr) -> Counter:
@@ -62,8 +66,8 @@ class _Stacks:
     hides it.
     """
 
-    def __init__(self, times_read: Counter) -> None:
-        self.notes, self.times_read = Notes(), times_read
+    def __init__(self, times_read: Counter, limits: GathersToSelects) -> None:
+        self.notes, self.times_read, self.limits = Notes(), times_read, limits
 
     def _bound(self, eqn, operands):
         return eqn.primitive.bind(*operands, **eqn.params)
@@ -80,11 +84,11 @@ class _Stacks:
         if len(operands) > 1:  # of a size known only when the program runs
             return None
         (x,) = operands
-        found, stack = self.notes.find("counts", x), self.notes.find("stack", x)
-        if found is None and (stack is None or eqn.primitive.name != "transpose"):
+        counts, stack = self.notes.find("counts", x), self.notes.find("stack", x)
+        if counts is None and (stack is None or eqn.primitive.name != "transpose"):
             return None
         value = self._bound(eqn, operands)
-        if found is not None and (places := moved(eqn, found[0])) is not None:
+        if counts is not None and (places := moved(eqn, counts[0])) is not None:
             self.notes.note("counts", value, places)
         if stack is not None and eqn.primitive.name == "transpose":
             dim, pieces = stack
@@ -93,10 +97,10 @@ class _Stacks:
         return [value]
 
     def convert_element_type(self, eqn, operands):
-        found, to = self.notes.find("counts", operands[0]), np.dtype(eqn.params["new_dtype"])
-        if found is None or to.kind not in "iu" or max(operands[0].shape) - 1 > np.iinfo(to).max:
+        counts, to = self.notes.find("counts", operands[0]), np.dtype(eqn.params["new_dtype"])
+        if counts is None or to.kind not in "iu" or max(operands[0].shape) - 1 > np.iinfo(to).max:
             return None
-        return self.notes.note("counts", self._bound(eqn, operands), *found)
+        return self.notes.note("counts", self._bound(eqn, operands), *counts)
 
     def _is_natural(self, x) -> bool:
         if isinstance(x, (np.ndarray, np.generic)):
@@ -130,7 +134,7 @@ class _Stacks:
 
     def concatenate(self, eqn, operands):
         dim = eqn.params["dimension"]
-        if len(operands) > MOST_SELECTED_PIECES or any(
+        if len(operands) > self.limits.most_pieces or any(
             operand.shape[dim] != 1 for operand in operands
         ):
             return None
@@ -198,10 +202,10 @@ class _Stacks:
 
     def _counted(self, indices, entry: int, extent: int) -> int | None:
         """The dimension of the indices, of size extent, along which entry `entry` of the index vectors counts."""
-        found = self.notes.find("counts", self._column(indices, entry))
-        if found is None or 0 not in found[0]:
+        counts = self.notes.find("counts", self._column(indices, entry))
+        if counts is None or 0 not in counts[0]:
             return None
-        index = found[0].index(0)
+        index = counts[0].index(0)
         return index if index < indices.ndim - 1 and indices.shape[index] == extent else None
 
 
@@ -218,11 +222,11 @@ def _walk(piece, walked: dict[int, int], out):
 
     It repeats along dimensions that it lacks, and along those of size one.
     """
-    kept = sorted((dim for dim in walked if piece.shape[dim] > 1), key=walked.__getitem__)
-    dropped = [axis for axis in range(piece.ndim) if axis not in kept]
-    order = sorted(kept)
-    transposed = lax.transpose(lax.squeeze(piece, dropped), [order.index(dim) for dim in kept])
-    return lax.broadcast_in_dim(transposed, out, [walked[dim] for dim in kept])
+    dims = sorted((dim for dim in walked if piece.shape[dim] > 1), key=walked.__getitem__)
+    dropped = [axis for axis in range(piece.ndim) if axis not in dims]
+    order = sorted(dims)
+    transposed = lax.transpose(lax.squeeze(piece, dropped), [order.index(dim) for dim in dims])
+    return lax.broadcast_in_dim(transposed, out, [walked[dim] for dim in dims])
 
 
 def _one_of(pieces, which):

@@ -72,15 +72,15 @@ class _Repeats:
 
     def broadcast_in_dim(self, eqn, operands: Sequence) -> list | None:
         (x, *sizes), shape, dims = operands, eqn.params["shape"], eqn.params["broadcast_dimensions"]
-        found = self.notes.find("joined", x)
-        if found is None or sizes or eqn.outvars[0] not in self.only_moved:
+        joined = self.notes.find("joined", x)
+        if joined is None or sizes or eqn.outvars[0] not in self.only_moved:
             repeats = not sizes and eqn.outvars[0].aval.size > x.size > 1
             return (
                 self.notes.note("repeats", eqn.primitive.bind(*operands, **eqn.params))
                 if repeats
                 else None
             )
-        (source,) = found
+        (source,) = joined
         groups = _groups(source.shape, x.shape) or {}
         finer: list[int] = []
         places: list[int] = []

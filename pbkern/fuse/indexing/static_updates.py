@@ -9,6 +9,7 @@ of one window at a known place becomes a slice, top_k the first elements of a so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -20,14 +21,12 @@ from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.ops.top_k import by_sorting
+from pbkern.core.passes import threshold
 from pbkern.dsl.interpret import numpy_result
 from pbkern.fuse.access.windows_contractions import REDUCERS
 from pbkern.fuse.simplify.driver import retrace
 
 from .sorted_prefix import first_sorted
-
-# Larger index arrays are data.
-MOST_STATIC_INDICES = 4096
 
 # Scatter -> (combine, identity element). Adding -0 keeps the sign of a zero, adding 0 does not.
 COMBINE: dict[str, tuple[Callable, Callable]] = {
@@ -59,7 +58,8 @@ def _iota(eqn) -> np.ndarray:
 class Constants:
     """Values of index arithmetic that depends on literals only, also on literals outside of the body that uses it."""
 
-    def __init__(self, closed: jex.ClosedJaxpr) -> None:
+    def __init__(self, closed: jex.ClosedJaxpr, most_indices: float) -> None:
+        self.most_indices = most_indices
         self.makers: dict = {}
         self.known: dict = {}
         self.given: dict = {}  # operand of a body, the same in every step -> its value, wherever the body runs
@@ -67,7 +67,7 @@ class Constants:
 
     def _walk(self, closed: jex.ClosedJaxpr) -> None:
         for var, const in zip(closed.jaxpr.constvars, closed.consts):
-            if np.size(const) <= MOST_STATIC_INDICES and np.dtype(var.aval.dtype).kind in "iub":
+            if np.size(const) <= self.most_indices and np.dtype(var.aval.dtype).kind in "iub":
                 self.known[var] = np.asarray(const)
         for eqn in closed.jaxpr.eqns:
             if len(eqn.outvars) == 1 and eqn.primitive.name in ARITHMETIC:
@@ -86,7 +86,7 @@ class Constants:
 
     def _evaluate(self, var) -> np.ndarray | None:
         eqn = self.makers.get(var)
-        if var.aval.size > MOST_STATIC_INDICES or var.aval.dtype.kind not in "iub":
+        if var.aval.size > self.most_indices or var.aval.dtype.kind not in "iub":
             return None
         if eqn is None:
             return _agreed(map(self.value, self.given.get(var, ())))
@@ -113,43 +113,50 @@ def _handed_in(eqn) -> Iterator[tuple]:
 
 def _agreed(values: Iterable[np.ndarray | None]) -> np.ndarray | None:
     """The value that all share, if there is one."""
-    first, *others = [*values] or [None]
+    first, *rest = [*values] or [None]
     return (
         first
         if first is not None
-        and all(other is not None and np.array_equal(first, other) for other in others)
+        and all(other is not None and np.array_equal(first, other) for other in rest)
         else None
     )
 
 
-def updates_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+@dataclass(frozen=True)
+class UpdatesToSelects:
     """Rewrites top_k, and the updates and dynamic slices whose places allow it."""
-    names = {*SCATTERS, "gather", "dynamic_slice", "dynamic_update_slice", "top_k"}
 
-    def has_any(nested: jex.ClosedJaxpr) -> bool:
-        return any(
-            eqn.primitive.name in names or any(map(has_any, inner_jaxprs(eqn)))
-            for eqn in nested.jaxpr.eqns
-        )
-
-    if not has_any(closed):
-        return closed
-    constants = Constants(closed)
-    outer = set(map(id, closed.jaxpr.eqns))
-
-    def scatter(eqn, operands):
-        # In a loop XLA writes a moving window in place; a select would touch the whole array each
-        # step.
-        return _scatter(eqn, operands, constants, moving=id(eqn) in outer)
-
-    rewrites: dict = dict.fromkeys(SCATTERS, scatter)
-    rewrites["top_k"] = lambda eqn, operands: by_sorting(eqn, operands, first_sorted)
-    rewrites["dynamic_slice"] = lambda eqn, operands: _dynamic_slice(eqn, operands, constants)
-    rewrites["gather"] = lambda eqn, operands: _gather(eqn, operands, constants)
-    rewrites["dynamic_update_slice"] = lambda eqn, operands: _dynamic_update_slice(
-        eqn, operands, constants
+    most_indices: int = threshold(
+        4096, "elements of an array of known indices: larger ones are data. Source: not recorded"
     )
-    return retrace(closed, rewrites)
+
+    def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
+        names = {*SCATTERS, "gather", "dynamic_slice", "dynamic_update_slice", "top_k"}
+
+        def has_any(nested: jex.ClosedJaxpr) -> bool:
+            return any(
+                eqn.primitive.name in names or any(map(has_any, inner_jaxprs(eqn)))
+                for eqn in nested.jaxpr.eqns
+            )
+
+        if not has_any(closed):
+            return closed
+        constants = Constants(closed, self.most_indices)
+        outer = set(map(id, closed.jaxpr.eqns))
+
+        def scatter(eqn, operands):
+            # In a loop XLA writes a moving window in place; a select would touch the whole array each
+            # step.
+            return _scatter(eqn, operands, constants, moving=id(eqn) in outer)
+
+        rewrites: dict = dict.fromkeys(SCATTERS, scatter)
+        rewrites["top_k"] = lambda eqn, operands: by_sorting(eqn, operands, first_sorted)
+        rewrites["dynamic_slice"] = lambda eqn, operands: _dynamic_slice(eqn, operands, constants)
+        rewrites["gather"] = lambda eqn, operands: _gather(eqn, operands, constants)
+        rewrites["dynamic_update_slice"] = lambda eqn, operands: _dynamic_update_slice(
+            eqn, operands, constants
+        )
+        return retrace(closed, rewrites)
 
 
 # ---- slices and updates at constant starts
@@ -157,13 +164,13 @@ def updates_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def _starts(atoms: Sequence, extents, sizes, constants: Constants) -> list[int] | None:
     """Constant starts, clamped so that the window is in bounds; a window over a whole dimension starts at 0."""
-    found = []
+    starts = []
     for atom, extent, size in zip(atoms, extents, sizes):
         value = np.zeros((), int) if extent == size else constants.value(atom)
         if value is None:
             return None
-        found.append(int(np.clip(value, 0, extent - size)))
-    return found
+        starts.append(int(np.clip(value, 0, extent - size)))
+    return starts
 
 
 def _gather(eqn, operands, constants: Constants):
@@ -219,8 +226,8 @@ class _Range:
         index = _line(x, self.dim)
         tests = [lax.ge(index, np.int32(low))] if low > 0 else []
         tests += [lax.lt(index, np.int32(high))] if high < x.shape[self.dim] else []
-        found = tests[0] if len(tests) == 1 else tests[0] & tests[1]
-        return lax.broadcast_in_dim(found, x.shape, (self.dim,))
+        is_inside = tests[0] if len(tests) == 1 else tests[0] & tests[1]
+        return lax.broadcast_in_dim(is_inside, x.shape, (self.dim,))
 
     def padding(self, x, update) -> tuple[int, int, int]:
         return (self.start, x.shape[self.dim] - self.start - update.shape[self.dim], 0)
@@ -243,9 +250,9 @@ def _line(x, dim: int):
 
 def _spread(x, shape):
     """Broadcasts dimensions of size 1."""
-    kept = [axis for axis, size in enumerate(x.shape) if size == shape[axis]]
-    squeezed = lax.squeeze(x, [axis for axis in range(x.ndim) if axis not in kept])
-    return lax.broadcast_in_dim(squeezed, shape, kept)
+    axes = [axis for axis, size in enumerate(x.shape) if size == shape[axis]]
+    squeezed = lax.squeeze(x, [axis for axis in range(x.ndim) if axis not in axes])
+    return lax.broadcast_in_dim(squeezed, shape, axes)
 
 
 def _updated(x, update, tests: Sequence, name: str):
@@ -285,12 +292,12 @@ def _scatter(eqn, operands, constants: Constants, moving: bool):
         return None
     box = _box(x, update, dn, batch)
     constant, mode = constants.value(eqn.invars[1]), str(params["mode"])
-    others = (
+    other_axes = (
         axis
         for axis in range(x.ndim)
         if axis not in dn.scatter_dims_to_operand_dims and box.shape[axis] != x.shape[axis]
     )
-    tests: list = [_Range(other, 0) for other in others]
+    tests: list = [_Range(other, 0) for other in other_axes]
     for k, dim in enumerate(dn.scatter_dims_to_operand_dims):
         room = x.shape[dim] - box.shape[dim]
         if constant is not None and not batch:
@@ -314,14 +321,14 @@ def _box(x, update, dn, batch: dict[int, int]):
     """The update with one dimension per dimension of x: 1 where the window is one element wide."""
     scatter_dims = [dim for dim in range(update.ndim) if dim not in dn.update_window_dims]
     windows = iter(dn.update_window_dims)
-    kept = []
+    dims = []
     for axis in range(x.ndim):
         if axis in batch:
-            kept.append(scatter_dims[batch[axis]])
+            dims.append(scatter_dims[batch[axis]])
         elif axis not in dn.inserted_window_dims:
-            kept.append(next(windows))
-    dropped = [dim for dim in range(update.ndim) if dim not in kept]
-    squeezed = lax.squeeze(lax.transpose(update, (*kept, *dropped)), range(len(kept), update.ndim))
+            dims.append(next(windows))
+    dropped = [dim for dim in range(update.ndim) if dim not in dims]
+    squeezed = lax.squeeze(lax.transpose(update, (*dims, *dropped)), range(len(dims), update.ndim))
     return lax.expand_dims(
         squeezed, [dim for dim in range(x.ndim) if dim in dn.inserted_window_dims]
     )
@@ -332,9 +339,9 @@ def _index_column(indices, entry: int, rank: int, batch: dict[int, int]):
     column = lax.index_in_dim(indices, entry, indices.ndim - 1, keepdims=False)
     if column.dtype != np.int32:
         column = lax.convert_element_type(column, np.int32)
-    kept = list(batch.values())
+    dims = list(batch.values())
     column = lax.squeeze(
-        lax.transpose(column, (*kept, *(axis for axis in range(column.ndim) if axis not in kept))),
-        range(len(kept), column.ndim),
+        lax.transpose(column, (*dims, *(axis for axis in range(column.ndim) if axis not in dims))),
+        range(len(dims), column.ndim),
     )
     return lax.expand_dims(column, [axis for axis in range(rank) if axis not in batch])

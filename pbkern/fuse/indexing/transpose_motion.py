@@ -15,6 +15,7 @@ from jax.extend import core as jex
 
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
+from pbkern.fuse.simplify.facts import Notes
 
 Order = tuple[int, ...]
 
@@ -38,46 +39,42 @@ class _Transposes:
     """Remembers which value is a transpose of which other: value = transpose(base, order)."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[object, object, Order]] = {}
+        self.notes = Notes()
 
     def find(self, x) -> tuple[object, Order] | None:
-        kept = self.known.get(id(x))
-        return kept[1:] if kept else None
+        return self.notes.find("transposed", x)
 
-    def made(self, base, order: Sequence[int]) -> list:
+    def transposed(self, base, order: Sequence[int]) -> list:
         order = tuple(int(dim) for dim in order)
         if order == tuple(range(len(order))):
             return [base]
         value = lax.transpose_p.bind(base, permutation=order)
-        self.known[id(value)] = (
-            value,
-            base,
-            order,
-        )  # keeps the value alive, so that its id stays unique
-        return [value]
+        return self.notes.note("transposed", value, base, order)
 
     def transpose(self, eqn, operands):
         base, order = self.find(operands[0]) or (operands[0], range(operands[0].ndim))
-        return self.made(base, [order[axis] for axis in eqn.params["permutation"]])
+        return self.transposed(base, [order[axis] for axis in eqn.params["permutation"]])
 
     def elementwise(self, eqn, operands):
         """Before -> after: f(transpose(x), transpose(y), 2) -> transpose(f(x, y, 2))."""
         arrays = [operand for operand in operands if getattr(operand, "ndim", 0)]
-        found = [self.find(array) for array in arrays]
+        transposes = [self.find(array) for array in arrays]
         if (
             eqn.primitive.multiple_results
-            or not found
-            or None in found
-            or len({view[1] for view in found}) > 1
+            or not transposes
+            or None in transposes
+            or len({view[1] for view in transposes}) > 1
         ):
             return None
-        if eqn.outvars[0].aval.ndim != len(found[0][1]):  # a bitcast to elements of another width
+        if eqn.outvars[0].aval.ndim != len(
+            transposes[0][1]
+        ):  # a bitcast to elements of another width
             return None
         bases = [
             self.find(operand)[0] if getattr(operand, "ndim", 0) else operand
             for operand in operands
         ]
-        return self.made(eqn.primitive.bind(*bases, **eqn.params), found[0][1])
+        return self.transposed(eqn.primitive.bind(*bases, **eqn.params), transposes[0][1])
 
     def pad(self, eqn, operands):
         def change(order: Order) -> dict:
@@ -92,45 +89,45 @@ class _Transposes:
         return self._same_rank(eqn, operands, change)
 
     def _same_rank(self, eqn, operands, change: Callable[[Order], dict]):
-        found = self.find(operands[0])
-        if found is None:
+        transpose = self.find(operands[0])
+        if transpose is None:
             return None
-        base, order = found
-        return self.made(eqn.primitive.bind(base, *operands[1:], **change(order)), order)
+        base, order = transpose
+        return self.transposed(eqn.primitive.bind(base, *operands[1:], **change(order)), order)
 
     def squeeze(self, eqn, operands):
-        found = self.find(operands[0])
-        if found is None:
+        transpose = self.find(operands[0])
+        if transpose is None:
             return None
-        base, order = found
+        base, order = transpose
         gone = {order[dim % len(order)] for dim in eqn.params["dimensions"]}
         rank = {
             axis: n for n, axis in enumerate(axis for axis in range(len(order)) if axis not in gone)
         }
-        return self.made(
+        return self.transposed(
             lax.squeeze(base, sorted(gone)), [rank[dim] for dim in order if dim not in gone]
         )
 
     def broadcast_in_dim(self, eqn, operands):
         """New dimensions of size 1 go last."""
-        found, params = self.find(operands[0]), eqn.params
-        kept = params["broadcast_dimensions"]
-        new = [axis for axis in range(len(params["shape"])) if axis not in kept]
-        if found is None or len(operands) > 1 or any(params["shape"][dim] != 1 for dim in new):
+        transpose, params = self.find(operands[0]), eqn.params
+        mapped = params["broadcast_dimensions"]
+        new = [axis for axis in range(len(params["shape"])) if axis not in mapped]
+        if transpose is None or len(operands) > 1 or any(params["shape"][dim] != 1 for dim in new):
             return None
-        if any(params["shape"][dim] != size for dim, size in zip(kept, operands[0].shape)):
+        if any(params["shape"][dim] != size for dim, size in zip(mapped, operands[0].shape)):
             return None
-        base, order = found
-        place = dict(zip(kept, order)) | {axis: base.ndim + n for n, axis in enumerate(new)}
+        base, order = transpose
+        place = dict(zip(mapped, order)) | {axis: base.ndim + n for n, axis in enumerate(new)}
         grown = lax.expand_dims(base, range(base.ndim, base.ndim + len(new)))
-        return self.made(grown, [place[axis] for axis in range(len(params["shape"]))])
+        return self.transposed(grown, [place[axis] for axis in range(len(params["shape"]))])
 
     def convolution(self, eqn, operands):
         """The result gets the input's layout, with output channels in place of input channels."""
-        found = self.find(operands[0])
-        if found is None:
+        transpose = self.find(operands[0])
+        if transpose is None:
             return None
-        base, order = found
+        base, order = transpose
         numbers = eqn.params["dimension_numbers"]
         layout = tuple(order[dim] for dim in numbers.lhs_spec)
         transposed = lax.ConvDimensionNumbers(layout, numbers.rhs_spec, layout)
@@ -138,7 +135,7 @@ class _Transposes:
             base, operands[1], **{**eqn.params, "dimension_numbers": transposed}
         )
         place = dict(zip(numbers.out_spec, layout))
-        return self.made(result, [place[axis] for axis in range(len(place))])
+        return self.transposed(result, [place[axis] for axis in range(len(place))])
 
 
 def _permuted(entries: Sequence, order: Order) -> tuple:

@@ -46,11 +46,13 @@ class _Transposed:
             return None
         operands, contracted = list(operands), list(contracted)
         for side in (0, 1):
-            found = self.notes.find("transposed", operands[side])
-            if found is not None and _keeps_results(found[1], contracted[side], batch[side]):
+            transposed = self.notes.find("transposed", operands[side])
+            if transposed is not None and _keeps_results(
+                transposed[1], contracted[side], batch[side]
+            ):
                 operands[side], contracted[side] = (
-                    found[0],
-                    tuple(found[1][dim] for dim in contracted[side]),
+                    transposed[0],
+                    tuple(transposed[1][dim] for dim in contracted[side]),
                 )
         if contracted == list(eqn.params["dimension_numbers"][0]):
             return None

@@ -31,8 +31,8 @@ def hoist_constants_of_bodies(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         )
 
     avals = [fresh_aval(var.aval) for var in closed.jaxpr.invars]
-    made = jax.make_jaxpr(run)(list(arrays.values()), *avals)
-    return _jax.with_constants(_jax.hoist_constants(made), [*made.consts, *arrays.values()])
+    hoisted = jax.make_jaxpr(run)(list(arrays.values()), *avals)
+    return _jax.with_constants(_jax.hoist_constants(hoisted), [*hoisted.consts, *arrays.values()])
 
 
 def _held(jaxpr: jex.Jaxpr, in_body: bool) -> Iterator:

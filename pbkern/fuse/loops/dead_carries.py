@@ -43,8 +43,8 @@ def _needed(body: jex.Jaxpr, n_carry: int, live: set[int]) -> set:
 def _read(jaxpr: jex.Jaxpr) -> set:
     """Values that equations or results read, also inside control flow."""
     atoms = [*jaxpr.outvars, *(var for eqn in jaxpr.eqns for var in eqn.invars)]
-    own = {atom for atom in atoms if not isinstance(atom, jex.Literal)}
-    return own.union(*(_read(inner.jaxpr) for eqn in jaxpr.eqns for inner in inner_jaxprs(eqn)))
+    read = {atom for atom in atoms if not isinstance(atom, jex.Literal)}
+    return read.union(*(_read(inner.jaxpr) for eqn in jaxpr.eqns for inner in inner_jaxprs(eqn)))
 
 
 def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -55,34 +55,34 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         params, body = params_of(eqn), eqn.params["jaxpr"]
         n_consts, n_carry = params["num_consts"], params["num_carry"]
         wanted = {k for k in range(n_carry) if eqn.outvars[k] in used}
-        kept = sorted(_live_carries(body.jaxpr, n_consts, n_carry, wanted))
-        needed = _needed(body.jaxpr, n_carry, set(kept))
+        live = sorted(_live_carries(body.jaxpr, n_consts, n_carry, wanted))
+        needed = _needed(body.jaxpr, n_carry, set(live))
         consts = [k for k in range(n_consts) if body.jaxpr.invars[k] in needed]
-        if len(kept) == n_carry and len(consts) == n_consts:
+        if len(live) == n_carry and len(consts) == n_consts:
             return None
         types = [var.aval for var in body.jaxpr.invars]
         read = [
             *consts,
-            *(n_consts + place for place in kept),
+            *(n_consts + place for place in live),
             *range(n_consts + n_carry, len(types)),
         ]
 
         def slim(*args):
             given = dict(zip(read, args))  # the values of the others do not matter
-            others = {
+            dead = {
                 k: jax.numpy.zeros(type_.shape, type_.dtype)
                 for k, type_ in enumerate(types)
                 if k not in given
             }
-            results = jex.jaxpr_as_fun(body)(*((given | others)[k] for k in range(len(types))))
-            return [results[place] for place in kept] + list(results[n_carry:])
+            results = jex.jaxpr_as_fun(body)(*((given | dead)[k] for k in range(len(types))))
+            return [results[place] for place in live] + list(results[n_carry:])
 
-        made = drop_dead(jax.make_jaxpr(slim)(*(types[place] for place in read)))
-        changed = {"jaxpr": made, "num_consts": len(consts), "num_carry": len(kept)}
+        body_without = drop_dead(jax.make_jaxpr(slim)(*(types[place] for place in read)))
+        changed = {"jaxpr": body_without, "num_consts": len(consts), "num_carry": len(live)}
         rebound = bind_again(eqn, [operands[place] for place in read], {**params, **changed})
         # Nobody reads the results that are None.
-        results: list = [None] * n_carry + list(rebound[len(kept) :])
-        for k, x in zip(kept, rebound):
+        results: list = [None] * n_carry + list(rebound[len(live) :])
+        for k, x in zip(live, rebound):
             results[k] = x
         return results
 

@@ -8,37 +8,45 @@ neighbours stay a loop, which fuse/time_tiling/overlapped.py tiles.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from jax import lax
 from jax.extend import core as jex
 
 from pbkern._jax import params_of
 from pbkern.core.jaxprs import equations
 from pbkern.core.ops.elementwise import ELEMENTWISE
+from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.rewrites import REWRITES
 
-# Most equations after unrolling. It bounds compile time, as MOST_STEPS_EQUATIONS of
-# fuse/time_tiling/overlapped.py does.
-MOST_UNROLLED_EQUATIONS = 200
 
+@dataclass(frozen=True)
+class UnrollLoops:
+    """Unrolls, at any depth, scans of one step, and short elementwise ones that stack nothing."""
 
-def unroll_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Unrolls, at any depth, scans of one step, and short elementwise ones that stack nothing.
-
-    A short one comes to at most MOST_UNROLLED_EQUATIONS.
-    """
-    short = any(eqn.primitive.name == "scan" and _is_short(eqn) for eqn in equations(closed.jaxpr))
-    return retrace(closed, REWRITES | {"scan": _written_out}) if short else closed
-
-
-def _is_short(eqn) -> bool:
-    params = params_of(eqn)
-    body = params["jaxpr"].jaxpr
-    return (params["length"] == 1 and not body.effects) or (
-        len(body.outvars) == params["num_carry"]
-        and params["length"] * max(len(body.eqns), 1) <= MOST_UNROLLED_EQUATIONS
-        and all(_is_pointwise(body_eqn) for body_eqn in body.eqns)
+    most_equations: int = threshold(
+        200, "equations of a loop after unrolling: bounds compile time. Source: not recorded"
     )
+
+    def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
+        scans = (eqn for eqn in equations(closed.jaxpr) if eqn.primitive.name == "scan")
+        if not any(map(self._is_short, scans)):
+            return closed
+
+        def rewrite(eqn, operands):
+            return _written_out(eqn, operands) if self._is_short(eqn) else None
+
+        return retrace(closed, REWRITES | {"scan": rewrite})
+
+    def _is_short(self, eqn) -> bool:
+        params = params_of(eqn)
+        body = params["jaxpr"].jaxpr
+        return (params["length"] == 1 and not body.effects) or (
+            len(body.outvars) == params["num_carry"]
+            and params["length"] * max(len(body.eqns), 1) <= self.most_equations
+            and all(_is_pointwise(body_eqn) for body_eqn in body.eqns)
+        )
 
 
 def _is_pointwise(eqn) -> bool:
@@ -49,9 +57,7 @@ def _is_pointwise(eqn) -> bool:
     return eqn.primitive.name in ELEMENTWISE or repeats
 
 
-def _written_out(eqn, operands):
-    if not _is_short(eqn):
-        return None
+def _written_out(eqn, operands) -> list:
     params = params_of(eqn)
     end = params["num_consts"] + params["num_carry"]
     consts, carries, xs = (
@@ -62,8 +68,8 @@ def _written_out(eqn, operands):
     step = jex.jaxpr_as_fun(params["jaxpr"])
     turns, stacked = range(params["length"]), []
     for turn in reversed(turns) if params["reverse"] else turns:
-        made = step(*consts, *carries, *(lax.index_in_dim(x, turn, keepdims=False) for x in xs))
-        carries, stacked = made[: params["num_carry"]], made[params["num_carry"] :]
+        results = step(*consts, *carries, *(lax.index_in_dim(x, turn, keepdims=False) for x in xs))
+        carries, stacked = results[: params["num_carry"]], results[params["num_carry"] :]
     return [
         *carries,
         *(lax.expand_dims(y, (0,)) for y in stacked),

@@ -31,8 +31,8 @@ def count_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def walk_counters(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Moves induction variables from carries to xs of scans, except in nested scans: those have no room for constants."""
-    own = {id(eqn) for eqn in closed.jaxpr.eqns}
-    walk = lambda eqn, operands: _over_counters(eqn, operands) if id(eqn) in own else None
+    top_level = {id(eqn) for eqn in closed.jaxpr.eqns}
+    walk = lambda eqn, operands: _over_counters(eqn, operands) if id(eqn) in top_level else None
     return drop_dead(retrace(closed, {"scan": walk})) if _holds(closed, "scan") else closed
 
 
@@ -133,48 +133,48 @@ def _over_counters(eqn, operands: Sequence) -> list | None:
     params, body = params_of(eqn), eqn.params["jaxpr"]
     n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
     olds, news = body.jaxpr.invars[n_consts : n_consts + n_carry], body.jaxpr.outvars[:n_carry]
-    found: dict[int, tuple[int, int]] = {}  # carry -> (first value, step)
+    counters: dict[int, tuple[int, int]] = {}  # carry -> (first value, step)
     for k, (old, new) in enumerate(zip(olds, news)):
         first = _constant(operands[n_consts + k])
         step = _increment(body.jaxpr, old, new)
         if first is not None and step is not None:
-            found[k] = first, step
-    if not found or params["reverse"] or eqn.effects:
+            counters[k] = first, step
+    if not counters or params["reverse"] or eqn.effects:
         return None
-    kept = [k for k in range(n_carry) if k not in found]
+    carried = [k for k in range(n_carry) if k not in counters]
 
     def values(place: int, low: int, high: int) -> np.ndarray:
-        first, step = found[place]
+        first, step = counters[place]
         return (first + step * np.arange(low, high, dtype=np.int64)).astype(olds[place].aval.dtype)
 
     def inner(*args):
         consts, carry, xs = (
             args[:n_consts],
-            args[n_consts : n_consts + len(kept)],
-            args[n_consts + len(kept) :],
+            args[n_consts : n_consts + len(carried)],
+            args[n_consts + len(carried) :],
         )
-        given = dict(zip(kept, carry)) | dict(zip(found, xs))
+        given = dict(zip(carried, carry)) | dict(zip(counters, xs))
         results = jex.jaxpr_as_fun(body)(
-            *consts, *(given[k] for k in range(n_carry)), *xs[len(found) :]
+            *consts, *(given[k] for k in range(n_carry)), *xs[len(counters) :]
         )
-        return [results[place] for place in kept] + list(results[n_carry:])
+        return [results[place] for place in carried] + list(results[n_carry:])
 
     ins = [var.aval for var in body.jaxpr.invars]
     types = (
         ins[:n_consts]
-        + [ins[n_consts + place] for place in (*kept, *found)]
+        + [ins[n_consts + place] for place in (*carried, *counters)]
         + ins[n_consts + n_carry :]
     )
-    made = drop_dead(jax.make_jaxpr(inner)(*types))
-    walked = [values(place, 0, length) for place in found]
+    body_without = drop_dead(jax.make_jaxpr(inner)(*types))
+    walked = [values(place, 0, length) for place in counters]
     given = [
         *operands[:n_consts],
-        *(operands[n_consts + place] for place in kept),
+        *(operands[n_consts + place] for place in carried),
         *walked,
         *operands[n_consts + n_carry :],
     ]
-    rebound = bind_again(eqn, given, {**params, "jaxpr": made, "num_carry": len(kept)})
-    results = dict(zip(kept, rebound)) | {
-        place: values(place, length, length + 1)[0] for place in found
+    rebound = bind_again(eqn, given, {**params, "jaxpr": body_without, "num_carry": len(carried)})
+    results = dict(zip(carried, rebound)) | {
+        place: values(place, length, length + 1)[0] for place in counters
     }
-    return [*(results[k] for k in range(n_carry)), *rebound[len(kept) :]]
+    return [*(results[k] for k in range(n_carry)), *rebound[len(carried) :]]

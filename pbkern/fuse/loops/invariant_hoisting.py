@@ -10,50 +10,76 @@ every step.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of
 from pbkern.core.jaxprs import evaluate, inner_jaxprs
+from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
-# A value of this many vector operations per element is expensive: more than it takes to read it
-# from near memory.
-EXPENSIVE_OPERATIONS = 8
 
+@dataclass(frozen=True)
+class HoistInvariants:
+    """Moves expensive values that all steps share before their loop."""
 
-def hoist_invariants(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr:
-    """Loops inside loops give what they share to the outer ones."""
+    expensive_operations: float = threshold(
+        8,
+        "vector operations per element of an expensive value: more than it takes to read it from near memory. Source: not "
+        "recorded",
+    )
 
-    def scan(eqn, operands):
-        params, n_consts = params_of(eqn), params_of(eqn)["num_consts"]
-        body = hoist_invariants(params["jaxpr"], machine)
-        moved = _Moved.of(body, n_consts, machine)
-        if moved is None:
-            return None
-        given = [*operands[:n_consts], *moved.values(operands[:n_consts]), *operands[n_consts:]]
-        return bind_again(
-            eqn,
-            given,
-            {**params, "jaxpr": moved.body(), "num_consts": n_consts + len(moved.shared)},
-        )
+    def __call__(self, closed: jex.ClosedJaxpr, options) -> jex.ClosedJaxpr:
+        return self.hoisted(closed, options.machine)
 
-    def loop(eqn, operands):
-        params, first, n_consts = eqn.params, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        body = hoist_invariants(params["body_jaxpr"], machine)
-        moved = _Moved.of(body, n_consts, machine)
-        if moved is None:
-            return None
-        consts = operands[first : first + n_consts]
-        given = [*operands[:first], *consts, *moved.values(consts), *operands[first + n_consts :]]
-        changed = {"body_jaxpr": moved.body(), "body_nconsts": n_consts + len(moved.shared)}
-        return eqn.primitive.bind(*given, **{**params, **changed})
+    def hoisted(self, closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr:
+        """Loops inside loops give what they share to the outer ones."""
 
-    has_loop = any(eqn.primitive.name in ("scan", "while", "cond") for eqn in closed.jaxpr.eqns)
-    return drop_dead(retrace(closed, {"scan": scan, "while": loop})) if has_loop else closed
+        def scan(eqn, operands):
+            params, n_consts = params_of(eqn), params_of(eqn)["num_consts"]
+            body = self.hoisted(params["jaxpr"], machine)
+            moved = _Moved.of(body, n_consts, self._is_expensive, machine)
+            if moved is None:
+                return None
+            given = [*operands[:n_consts], *moved.values(operands[:n_consts]), *operands[n_consts:]]
+            return bind_again(
+                eqn,
+                given,
+                {**params, "jaxpr": moved.body(), "num_consts": n_consts + len(moved.shared)},
+            )
+
+        def loop(eqn, operands):
+            params, first, n_consts = (
+                eqn.params,
+                eqn.params["cond_nconsts"],
+                eqn.params["body_nconsts"],
+            )
+            body = self.hoisted(params["body_jaxpr"], machine)
+            moved = _Moved.of(body, n_consts, self._is_expensive, machine)
+            if moved is None:
+                return None
+            consts = operands[first : first + n_consts]
+            given = [
+                *operands[:first],
+                *consts,
+                *moved.values(consts),
+                *operands[first + n_consts :],
+            ]
+            changed = {"body_jaxpr": moved.body(), "body_nconsts": n_consts + len(moved.shared)}
+            return eqn.primitive.bind(*given, **{**params, **changed})
+
+        has_loop = any(eqn.primitive.name in ("scan", "while", "cond") for eqn in closed.jaxpr.eqns)
+        return drop_dead(retrace(closed, {"scan": scan, "while": loop})) if has_loop else closed
+
+    def _is_expensive(self, eqn, machine: CostModel) -> bool:
+        name = eqn.primitive.name
+        sums = name in CONTRACTIONS or (name.startswith("reduce_") and name != "reduce_precision")
+        return sums or machine.operations(eqn) >= self.expensive_operations
 
 
 class _Moved:
@@ -72,7 +98,13 @@ class _Moved:
         )
 
     @classmethod
-    def of(cls, closed: jex.ClosedJaxpr, consts: int, machine: CostModel) -> _Moved | None:
+    def of(
+        cls,
+        closed: jex.ClosedJaxpr,
+        consts: int,
+        is_expensive: Callable[..., bool],
+        machine: CostModel,
+    ) -> _Moved | None:
         jaxpr = closed.jaxpr
         fixed, expensive = {*jaxpr.constvars, *jaxpr.invars[:consts]}, set[jex.Var]()
         limit = max(
@@ -92,7 +124,7 @@ class _Moved:
             fixed.update(eqn.outvars)
             parts = expensive.intersection(read)
             follows = bool(parts) and _size(eqn.outvars) <= _size(parts)
-            if follows or (_is_expensive(eqn, machine) and nbytes(eqn.outvars[0].aval) <= limit):
+            if follows or (is_expensive(eqn, machine) and nbytes(eqn.outvars[0].aval) <= limit):
                 moved.add(id(eqn))
                 expensive.update(eqn.outvars)
         rest = [
@@ -110,18 +142,18 @@ class _Moved:
 
     def values(self, consts) -> list:
         """The shared values, computed from the operands that never change."""
-        found: dict = {}
+        values: dict = {}
 
         def bind(eqn, *operands):
             results = (
                 bind_again(eqn, operands) if id(eqn) in self.before else [None] * len(eqn.outvars)
             )
-            found.update(zip(eqn.outvars, results))
+            values.update(zip(eqn.outvars, results))
             return results
 
-        others = [None] * (len(self.closed.jaxpr.invars) - self.consts)
-        evaluate(self.closed.jaxpr, self.closed.consts, [*consts, *others], bind=bind)
-        return [found[var] for var in self.shared]
+        unknown = [None] * (len(self.closed.jaxpr.invars) - self.consts)
+        evaluate(self.closed.jaxpr, self.closed.consts, [*consts, *unknown], bind=bind)
+        return [values[var] for var in self.shared]
 
     def body(self) -> jex.ClosedJaxpr:
         """The rest of the body, with the shared values behind the operands that never change."""
@@ -145,17 +177,6 @@ class _Moved:
         return drop_dead(
             jax.make_jaxpr(slim)(*ins[:consts], *(var.aval for var in self.shared), *ins[consts:])
         )
-
-
-def _bound(eqn, operands) -> list:
-    results = eqn.primitive.bind(*operands, **eqn.params)
-    return list(results) if eqn.primitive.multiple_results else [results]
-
-
-def _is_expensive(eqn, machine: CostModel) -> bool:
-    name = eqn.primitive.name
-    sums = name in CONTRACTIONS or (name.startswith("reduce_") and name != "reduce_precision")
-    return sums or machine.operations(eqn) >= EXPENSIVE_OPERATIONS
 
 
 def _size(values) -> int:

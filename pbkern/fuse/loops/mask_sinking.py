@@ -39,39 +39,39 @@ class SinkMasks:
     def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
         if not any(eqn.primitive.name == "scan" for eqn in closed.jaxpr.eqns):
             return closed
-        made = self._masks(closed.jaxpr)
+        masks = self._masks(closed.jaxpr)
 
         def rewrite(eqn, operands):
             body, n_consts = eqn.params["jaxpr"], params_of(eqn)["num_consts"]
             sunk = {
-                k: made[var]
+                k: masks[var]
                 for k, var in enumerate(eqn.invars[:n_consts])
-                if not isinstance(var, jex.Literal) and var in made
+                if not isinstance(var, jex.Literal) and var in masks
             }
             sunk = {k: eqns for k, eqns in sunk.items() if self._is_mask(eqn.invars[k].aval, eqns)}
             inner = self(_with_masks(body, sunk, eqn.invars) if sunk else body, options)
             if inner is body:
                 return None
-            kept = [k for k in range(len(operands)) if k not in sunk]
+            remaining = [k for k in range(len(operands)) if k not in sunk]
             params = params_of(eqn) | {"jaxpr": inner, "num_consts": n_consts - len(sunk)}
-            return bind_again(eqn, [operands[place] for place in kept], params)
+            return bind_again(eqn, [operands[place] for place in remaining], params)
 
         return retrace(closed, {"scan": rewrite})
 
     def _masks(self, jaxpr: jex.Jaxpr) -> dict:
         """Value -> the few equations, in order, that compute it from indices only."""
-        made: dict = {}
+        masks: dict = {}
         for eqn in jaxpr.eqns:
             if is_of_index_tests(eqn.primitive.name) and all(
-                isinstance(var, jex.Literal) or var in made for var in eqn.invars
+                isinstance(var, jex.Literal) or var in masks for var in eqn.invars
             ):
                 before = [
-                    x for var in eqn.invars if not isinstance(var, jex.Literal) for x in made[var]
+                    x for var in eqn.invars if not isinstance(var, jex.Literal) for x in masks[var]
                 ]
                 eqns = tuple({id(x): x for x in (*before, eqn)}.values())
                 if len(eqns) <= self.most_index_equations:
-                    made[eqn.outvars[0]] = eqns
-        return made
+                    masks[eqn.outvars[0]] = eqns
+        return masks
 
     def _is_mask(self, aval, eqns) -> bool:
         compared = any(eqn.primitive.name in COMPARISONS for eqn in eqns)

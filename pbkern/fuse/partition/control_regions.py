@@ -13,9 +13,11 @@ from jax.extend import core as jex
 from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
 from pbkern.core.ops.scatter import SCATTERS
+from pbkern.core.passes import passed_over, run_passes
 from pbkern.fuse.graph import Inner, Node, order
+from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.simplify.literal_operands import operands_as_equations, outputs_as_equations
-from pbkern.fuse.split.two_stage import split_reductions
+from pbkern.fuse.split.two_stage import SPLIT_REDUCTIONS
 from pbkern.fuse.tiling.block_search import schedule_at
 from pbkern.fuse.time_tiling.overlapped import tile_time
 
@@ -38,11 +40,14 @@ def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
 
 def control_node(parts, eqn, partition: Callable) -> Node:
     """The node of control flow, fused only if all of its body is."""
-    found = {}
+    bodies = {}
+    options = FuseOptions.of(parts.options, parts.machine)
     for name, closed in named_jaxprs(eqn):
-        closed = operands_as_equations(
-            outputs_as_equations(split_reductions(closed, parts.machine))
+        of = f"{name} of {eqn.primitive.name}"
+        split = run_passes(
+            "partition", (SPLIT_REDUCTIONS,), closed, options, of=of, failed=passed_over(of)
         )
+        closed = operands_as_equations(outputs_as_equations(split))
         if closed.consts:
             return Node("xla", [eqn], list(eqn.outvars), reason="its body holds array constants")
         inside = partition(closed, parts.machine, parts.supports, parts.options)
@@ -50,14 +55,16 @@ def control_node(parts, eqn, partition: Callable) -> Node:
         if bad is not None:
             reason = f"{bad.eqns[0].primitive.name} in its body: {bad.reason}"
             return Node("xla", [eqn], list(eqn.outvars), reason=reason)
-        found[name] = Inner(closed.jaxpr, inside, order(inside.nodes, closed.jaxpr.invars))
-    if not all(_scatters_in_place(parts, eqn, name, inner) for name, inner in found.items()):
+        bodies[name] = Inner(closed.jaxpr, inside, order(inside.nodes, closed.jaxpr.invars))
+    if not all(_scatters_in_place(parts, eqn, name, inner) for name, inner in bodies.items()):
         return Node(
             "xla", [eqn], list(eqn.outvars), reason="a scatter in its body would copy its operand"
         )
     if any(isinstance(var, jex.Literal) for var in eqn.invars):
         return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
-    return Node("control", [eqn], list(eqn.outvars), inner=found | _time_blocks(parts, eqn, found))
+    return Node(
+        "control", [eqn], list(eqn.outvars), inner=bodies | _time_blocks(parts, eqn, bodies)
+    )
 
 
 def _cause(left: list[Node]) -> Node | None:
@@ -95,20 +102,20 @@ def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
             if member.primitive.name in SCATTERS
         )
         if few and group.own_schedule.aliases:  # nothing is copied: one program is enough
-            made = [var for var, _ in group.own_schedule.outputs]
-            shape = array_aval(made[0]).shape
-            whole = schedule_at(group.eqns, made, shape, parts.machine)
+            outputs = [var for var, _ in group.own_schedule.outputs]
+            shape = array_aval(outputs[0]).shape
+            whole = schedule_at(group.eqns, outputs, shape, parts.machine)
             group.schedule = group.schedule if whole is None else whole
     scatter_into_carries(eqn, name, inner)
     return all(member.own_schedule.aliases for member in groups)
 
 
-def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
+def _time_blocks(parts, eqn, bodies: dict[str, Inner]) -> dict[str, Inner]:
     """{"jaxpr": several steps of the loop's body in one kernel, "rest": the remaining steps}, if that pays."""
     params = params_of(eqn)
     if eqn.primitive.name != "scan" or parts.options_disable_fusion():
         return {}
-    inner = found["jaxpr"]
+    inner = bodies["jaxpr"]
     walks = len(eqn.invars) > params["num_consts"] + params["num_carry"]
     if len(inner.jaxpr.outvars) != params["num_carry"] or (walks and params["reverse"]):
         return {}
@@ -119,6 +126,7 @@ def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
         (params["num_consts"], params["num_carry"]),
         params["length"],
         parts.machine,
+        parts.limits,
     )
     if blocks is None:
         return {}

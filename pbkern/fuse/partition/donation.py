@@ -92,15 +92,15 @@ def _pairs(jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> dict:
         if flag:
             aval = array_aval(var)
             waiting.setdefault((aval.shape, aval.dtype), []).append(var)
-    found: dict = {}
+    pairs: dict = {}
     for output in jaxpr.outvars:
         aval = array_aval(output)
         free = waiting.get((aval.shape, aval.dtype))
         if free:
             var = free.pop(0)
             if not isinstance(output, jex.Literal):
-                found.setdefault(output, var)
-    return found
+                pairs.setdefault(output, var)
+    return pairs
 
 
 def _aliases(node: Node, schedule: Schedule, pairs: dict) -> Iterator[tuple[int, int]]:

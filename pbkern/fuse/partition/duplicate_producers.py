@@ -52,14 +52,14 @@ class DuplicateMasks:
 
 def _copy(parts, group: Node, slack: float) -> None:
     users, aliases = parts.readers(group)
-    made = [*group.eqns, *(eqn for view in aliases for eqn in view.eqns)]
+    copied = [*group.eqns, *(eqn for view in aliases for eqn in view.eqns)]
     users = [reader for reader in users if reader.kind == "group"]
     for user in users:
-        schedule = _schedule(parts, [*made, *user.eqns], user.outputs)
+        schedule = _schedule(parts, [*copied, *user.eqns], user.outputs)
         if schedule is not None and schedule.cost.seconds <= slack * (
             user.seconds + group.seconds / len(users)
         ):
-            parts.set_group(user, [*made, *user.eqns], user.outputs, schedule)
+            parts.set_group(user, [*copied, *user.eqns], user.outputs, schedule)
     for member in (*reversed(aliases), group):  # readers first
         member.outputs = [
             output for output in member.outputs if output in parts.results or parts.users(output)
@@ -95,12 +95,12 @@ def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
         for output in maker.outputs
     }
     reads = set().union(*(Node("group", eqns).reads() for _, eqns, _ in changed))
-    kept = [
+    remaining = [
         output
         for output in maker.outputs
         if output in parts.results or still_read[output] or output in reads
     ]
-    outputs = list(dict.fromkeys([*kept, *eqn.outvars]))
+    outputs = list(dict.fromkeys([*remaining, *eqn.outvars]))
     changed.append((maker, leading_to(maker.eqns, outputs), outputs))
     tried = [_schedule(parts, eqns, outputs, n.schedule, eqn) for n, eqns, outputs in changed]
     schedules = [candidate for candidate in tried if candidate is not None]

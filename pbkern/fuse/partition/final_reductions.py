@@ -93,15 +93,15 @@ class _Joining:
 
     def _views(self, node: Node) -> list[Node]:
         """Reshapes through which a node reads, each before its operand."""
-        found: dict[int, Node] = {}
+        views: dict[int, Node] = {}
         waiting = [node]
         while waiting:
             for read in waiting.pop().reads():
                 maker = self.makers.get(read)
-                if maker is not None and maker.kind == "alias" and id(maker) not in found:
-                    found[id(maker)] = maker
+                if maker is not None and maker.kind == "alias" and id(maker) not in views:
+                    views[id(maker)] = maker
                     waiting.append(maker)
-        return sorted(found.values(), key=lambda view: -self.position[id(view)])
+        return sorted(views.values(), key=lambda view: -self.position[id(view)])
 
     def _source(self, view: Node) -> Node | None:
         """The node that makes the value behind a reshape."""
@@ -123,15 +123,15 @@ class _Joining:
         )
         if finish is None:
             return
-        own = [
+        outputs_of_maker = [
             output
             for output in maker.outputs
             if not any(output in stage.outputs for stage in present)
         ]
-        kept = [output for output in own if self._is_read(output, gone)]
+        remaining = [output for output in outputs_of_maker if self._is_read(output, gone)]
         before = maker.seconds + node.seconds
-        self._forget_refusals(maker, gone, set(own) - set(kept))
-        maker.finish, maker.outputs = finish, kept + finish.outputs
+        self._forget_refusals(maker, gone, set(outputs_of_maker) - set(remaining))
+        maker.finish, maker.outputs = finish, remaining + finish.outputs
         self._replace(gone, maker)
         why = "it runs as the last stage of the kernel before it"
         self.parts.edges.append(Edge(node.eqns[-1], True, why, 0, before, maker.seconds))
@@ -172,11 +172,11 @@ class _Joining:
 
     def _forget_refusals(self, maker: Node, gone: list[Node], private: set) -> None:
         """Drops refused edges to the last stage: of private values, or all of the maker's if it has no other reader."""
-        others = any(
+        shared = any(
             not any(reader is removed for removed in gone)
             for output in maker.outputs
             for reader in self.readers.get(output, ())
         )
-        own = {id(eqn) for eqn in maker.eqns if not others or private.issuperset(eqn.outvars)}
+        eqn_ids = {id(eqn) for eqn in maker.eqns if not shared or private.issuperset(eqn.outvars)}
         edges = self.parts.edges
-        edges[:] = [edge for edge in edges if edge.fused or id(edge.producer) not in own]
+        edges[:] = [edge for edge in edges if edge.fused or id(edge.producer) not in eqn_ids]

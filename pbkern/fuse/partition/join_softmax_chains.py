@@ -85,7 +85,7 @@ def _leads_around(parts: Any, user: Node, inside: list[Node]) -> bool:
 
 
 def _join(parts: Any, inside: list[Node], eqns: list, slack: float) -> None:
-    *others, last = inside
+    *earlier, last = inside
     outputs = [
         output
         for member in inside
@@ -97,6 +97,6 @@ def _join(parts: Any, inside: list[Node], eqns: list, slack: float) -> None:
     ok = schedule is not None and schedule.cost.seconds < before * slack
     parts.record(inside[0].eqns[-1], ok, why, before, schedule, slack)
     if ok:
-        for other in others:
+        for other in earlier:
             parts.drop(other)
         parts.set_group(last, eqns, outputs, schedule)

@@ -11,15 +11,14 @@ solutions of transposed triangular systems .74 to .94, a Cholesky factor and its
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from jax.extend import core as jex
 
+from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import VIEWS, is_of_index_tests, nbytes
-from pbkern.fuse.graph import Node
+from pbkern.fuse.graph import Node, Partition
 
-# Most bytes written by layout operations other than transposes beside LAPACK: kernels write on all
-# cores.
-MOST_MOVED = 1 << 18
 LAPACK = frozenset(
     (
         "cholesky cholesky_update custom_linear_solve eig eigh hessenberg householder_product lu qr schur svd triangular_solve"
@@ -29,45 +28,58 @@ LAPACK = frozenset(
 REASON = "it only moves elements, beside operations that are left to XLA"
 
 
-def leave_layout_ops(nodes: Iterable[Node]) -> None:
+@dataclass(frozen=True)
+class LeaveLayouts:
     """Leaves nodes to XLA that only move elements and have no kernel among operands and readers."""
-    nodes = list(nodes)
-    makers = {output: node for node in nodes for output in node.outputs}
-    readers: dict = {}
-    for member in nodes:
-        for read in member.reads():
-            readers.setdefault(read, []).append(member)
-    beside = {
-        node: [makers[operand] for operand in node.reads() if operand in makers]
-        + [reader for output in node.outputs for reader in readers.get(output, ())]
-        for node in nodes
-    }
 
-    found = {node for node in nodes if _moves(node, beside[node])}
-    while ours := {
-        node
-        for node in found
-        if any(neighbor.kind != "xla" and neighbor not in found for neighbor in beside[node])
-    }:
-        found -= ours
-    left = {node for node in found if any(neighbor.kind == "xla" for neighbor in beside[node])}
-    while more := {
-        node for node in found - left if any(neighbor in left for neighbor in beside[node])
-    }:
-        left |= more
-    for member in left:
-        member.kind, member.schedule, member.reason = "xla", None, REASON
+    most_bytes: int = threshold(
+        1 << 18,
+        "bytes that layout operations other than transposes beside LAPACK write, at most: kernels write on all cores. Source: "
+        "not recorded",
+    )
 
+    def __call__(self, parts: Partition, options: object) -> Partition:
+        nodes = parts.nodes
+        makers = {output: node for node in nodes for output in node.outputs}
+        readers: dict = {}
+        for member in nodes:
+            for read in member.reads():
+                readers.setdefault(read, []).append(member)
+        beside = {
+            node: [makers[operand] for operand in node.reads() if operand in makers]
+            + [reader for output in node.outputs for reader in readers.get(output, ())]
+            for node in nodes
+        }
 
-def _moves(node: Node, beside: Iterable[Node]) -> bool:
-    if node.kind == "alias":
-        return all(eqn.primitive.name in VIEWS for eqn in node.eqns)  # not reals of complex numbers
-    if node.kind != "group" or node.finish is not None or not _computes_no_values(node):
-        return False
-    turns = any(eqn.primitive.name == "transpose" for eqn in node.eqns)
-    return (turns and any(_is_lapack(neighbor) for neighbor in beside)) or sum(
-        nbytes(output.aval) for output in node.outputs
-    ) <= MOST_MOVED
+        movable = {node for node in nodes if self._moves(node, beside[node])}
+        while ours := {
+            node
+            for node in movable
+            if any(neighbor.kind != "xla" and neighbor not in movable for neighbor in beside[node])
+        }:
+            movable -= ours
+        left = {
+            node for node in movable if any(neighbor.kind == "xla" for neighbor in beside[node])
+        }
+        while more := {
+            node for node in movable - left if any(neighbor in left for neighbor in beside[node])
+        }:
+            left |= more
+        for member in left:
+            member.kind, member.schedule, member.reason = "xla", None, REASON
+        return parts
+
+    def _moves(self, node: Node, beside: Iterable[Node]) -> bool:
+        if node.kind == "alias":
+            return all(
+                eqn.primitive.name in VIEWS for eqn in node.eqns
+            )  # not reals of complex numbers
+        if node.kind != "group" or node.finish is not None or not _computes_no_values(node):
+            return False
+        turns = any(eqn.primitive.name == "transpose" for eqn in node.eqns)
+        return (turns and any(_is_lapack(neighbor) for neighbor in beside)) or sum(
+            nbytes(output.aval) for output in node.outputs
+        ) <= self.most_bytes
 
 
 def _is_lapack(node: Node) -> bool:

@@ -116,9 +116,19 @@ def _restore_consumer(parts, maker: Node, reader: Node, limits: MoveConsumers) -
         late.update(eqn.outvars if waits else ())
         (rest if waits else moved).append(eqn)
     shared = [var for var in maker.reads() & reader.reads() if _is_large(parts, var)]
-    read_later, made = _read(rest), set(reader.outputs)
-    passed = [var for member in moved for var in member.outvars if var in made or var in read_later]
-    if not moved or not rest or not read_later.isdisjoint(shared) or not made.isdisjoint(passed):
+    read_later, outputs_of_reader = _read(rest), set(reader.outputs)
+    passed = [
+        var
+        for member in moved
+        for var in member.outvars
+        if var in outputs_of_reader or var in read_later
+    ]
+    if (
+        not moved
+        or not rest
+        or not read_later.isdisjoint(shared)
+        or not outputs_of_reader.isdisjoint(passed)
+    ):
         return
     if sum(nbytes(var.aval) for var in passed) > sum(nbytes(var.aval) for var in shared):
         return  # would store more than it saves in reads
@@ -135,14 +145,14 @@ def _restore_consumer(parts, maker: Node, reader: Node, limits: MoveConsumers) -
 
 def _made_after(parts, maker: Node, reader: Node) -> set:
     """Results of nodes that depend on the maker, but not through the reader."""
-    found, seen, waiting = set(), {id(maker), id(reader)}, parts.successors(maker)
+    nodes, seen, waiting = set(), {id(maker), id(reader)}, parts.successors(maker)
     while waiting:
         node = waiting.pop()
         if id(node) not in seen:
             seen.add(id(node))
-            found.update(node.outputs)
+            nodes.update(node.outputs)
             waiting += parts.successors(node)
-    return found
+    return nodes
 
 
 def _apply(parts, maker: Node, reader: Node, best: _Move) -> bool:
@@ -162,14 +172,14 @@ def _moved(parts, maker: Node, reader: Node, moved: list, passed: list) -> _Move
     moving = set(map(id, moved))
     rest = [eqn for eqn in reader.eqns if id(eqn) not in moving]
     read_later = _read(rest)
-    kept = [
+    remaining = [
         output
         for output in maker.outputs
         if output in parts.results
         or output in read_later
         or any(user is not reader for user in parts.users(output))
     ]
-    eqns, outputs = [*maker.eqns, *moved], list(dict.fromkeys(kept + passed))
+    eqns, outputs = [*maker.eqns, *moved], list(dict.fromkeys(remaining + passed))
     first, _ = parts.attempt(eqns, outputs, None, maker.eqns[-1])
     second, _ = parts.attempt(rest, reader.outputs, None, rest[-1])
     if first is None or second is None:
@@ -199,7 +209,7 @@ def _prefixes(reader: Node, var, times_smaller: int) -> Iterator[tuple[list, lis
     for candidate in reader.eqns:
         if var in _read([candidate]):
             take(candidate)
-    smallest, made = nbytes(var.aval) / times_smaller, set(reader.outputs)
+    smallest, outputs = nbytes(var.aval) / times_smaller, set(reader.outputs)
     while len(moved) < len(reader.eqns):
         eqns = [eqn for eqn in reader.eqns if id(eqn) in moved]
         rest = [eqn for eqn in reader.eqns if id(eqn) not in moved]
@@ -208,9 +218,9 @@ def _prefixes(reader: Node, var, times_smaller: int) -> Iterator[tuple[list, lis
             output
             for eqn in eqns
             for output in eqn.outvars
-            if output in made or output in read_later
+            if output in outputs or output in read_later
         ]
-        if not made.isdisjoint(passed):
+        if not outputs.isdisjoint(passed):
             return  # a result of the reader, which has a buffer of its own
         size = sum(nbytes(output.aval) for output in passed)
         if size < smallest:

@@ -25,7 +25,7 @@ from pbkern.fuse.access.windows_contractions import partial_reduce_p
 from pbkern.fuse.complex.views import VIEWS_OF_COMPLEX
 from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS, is_heavy, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
-from pbkern.fuse.graph import Edge, Node
+from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.indexing.sorted_prefix import first_sorted_p
 from pbkern.fuse.simplify.driver import CONTROL
 from pbkern.fuse.tiling.block_search import Schedule
@@ -36,6 +36,7 @@ from pbkern.fuse.tiling.search_memo import (
     memoised_search,
     tall_blocks_once,
 )
+from pbkern.fuse.time_tiling.limits import TimeTilingLimits
 
 from .control_regions import control_node
 
@@ -87,8 +88,8 @@ def alone_seconds(eqn, machine: CostModel) -> float:
 
 
 @dataclass(frozen=True)
-class GrowthLimits:
-    """When equations join groups, one by one or many together."""
+class GrowthLimits(TimeTilingLimits):
+    """When equations join groups, one by one or many together, and steps of loops share kernels."""
 
     tie: float = threshold(
         1.002, "time together, relative to apart: one kernel wins a tie with two"
@@ -152,14 +153,7 @@ class Partitioner:
         self.edges: list[Edge] = []
 
     def __str__(self) -> str:
-        """A line per node: what it is, how many equations it has, its results and modelled time."""
-        rows = []
-        for node in self.nodes:
-            names = ", ".join(eqn.primitive.name for eqn in node.eqns)
-            results = " ".join(output.aval.str_short() for output in node.outputs)
-            time = f", {node.seconds * 1e6:.2f} us" if node.schedule else ""
-            rows.append(f"{node.kind} of {len(node.eqns)}{time} -> {results}\n  {names}")
-        return "\n".join(rows)
+        return str(Partition(self.nodes, self.edges))
 
     # -- bookkeeping
 
@@ -187,12 +181,12 @@ class Partitioner:
         A node that computes a copy of the consumer counts, unless it makes `var` as well.
         """
         makers = self.nodes_of.get(id(self.makers.get(var)), ())
-        found: dict[int, Node] = {}
+        nodes: dict[int, Node] = {}
         for consumer in self.consumers.get(var, ()):
             for node in self.nodes_of.get(id(consumer), ()):
                 if node not in makers:
-                    found[id(node)] = node
-        return list(found.values())
+                    nodes[id(node)] = node
+        return list(nodes.values())
 
     def successors(self, node: Node) -> list[Node]:
         return [user for output in node.outputs for user in self.users(output) if user is not node]
@@ -316,15 +310,17 @@ class Partitioner:
             or self.options_disable_fusion()
         ):
             return False
-        found = [
+        nodes_of_readers = [
             self.nodes_of.get(id(consumer), [])
             for consumer in consumers
             if not any(consumer is rider for rider in along)
         ]
         if along:
-            found.append(self.readers_of(along))
-        groups = found[0]
-        if not groups or any(set(map(id, copies)) != set(map(id, groups)) for copies in found):
+            nodes_of_readers.append(self.readers_of(along))
+        groups = nodes_of_readers[0]
+        if not groups or any(
+            set(map(id, copies)) != set(map(id, groups)) for copies in nodes_of_readers
+        ):
             return False
         if any(group.kind != "group" for group in groups):
             return False
@@ -361,14 +357,14 @@ class Partitioner:
         """Joins the equations of `along` to their groups at once; one by one if that does not gain."""
         if len(along) > 1:
             groups = list(self.readers_of(along))
-            found = [
+            attempts = [
                 self.attempt([*along, *target.eqns], target.outputs, target.schedule, along[0])[0]
                 for target in groups
             ]
             before = sum(target.seconds for target in groups) + sum(
                 self.alone(rider) for rider in along if not is_alias(rider)
             )
-            schedules = [candidate for candidate in found if candidate is not None]
+            schedules = [candidate for candidate in attempts if candidate is not None]
             if (
                 len(schedules) == len(groups)
                 and sum(candidate.cost.seconds for candidate in schedules)
@@ -452,8 +448,8 @@ class Partitioner:
             return True
         # As one more result of a group that does not depend on the others.
         for group in groups if len(groups) > 1 else ():
-            others = [*outside, *(node for node in groups if node is not group)]
-            if not self.reaches(others, group) and self.try_union(eqn, group, True, alone):
+            rest = [*outside, *(node for node in groups if node is not group)]
+            if not self.reaches(rest, group) and self.try_union(eqn, group, True, alone):
                 return True
         return False
 
@@ -494,17 +490,17 @@ class Partitioner:
         """A copy in every consumer: for what is cheaper to compute again than to store."""
         if is_heavy(eqn, self.machine) or self.machine.operations(eqn) > self.limits.most_copied:
             return False
-        found = []
+        schedules = []
         for group in groups:
             schedule, _ = self.attempt([eqn, *group.eqns], group.outputs, group.schedule, eqn)
             if schedule is None:
                 return False
-            found.append(schedule)
+            schedules.append(schedule)
         before = alone + sum(target.seconds for target in groups)
-        after = sum(candidate.cost.seconds for candidate in found)
+        after = sum(candidate.cost.seconds for candidate in schedules)
         if after > before:
             return False
-        for group, extended in zip(groups, found):
+        for group, extended in zip(groups, schedules):
             self.set_group(group, [eqn, *group.eqns], group.outputs, extended)
         self.edges.append(
             Edge(
@@ -565,20 +561,23 @@ class Partitioner:
         ):
             return None, "reduce-reduce fusion is disabled"
         try:
-            kept = self.grown(eqns, outputs, current, accept)
-            if kept is not None:
-                return kept, ""
+            schedule = self.grown(eqns, outputs, current, accept)
+            if schedule is not None:
+                return schedule, ""
             cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
             if (
                 current is not None
                 and cheap
                 and list(outputs) == [var for var, _ in current.outputs]
             ):
-                kept = memoised_extension(eqns, current, self.machine)
-                if kept is not None and accept is not None and not accept(kept.cost):
-                    kept = None
-                if kept is not None and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
-                    return kept, ""
+                schedule = memoised_extension(eqns, current, self.machine)
+                if schedule is not None and accept is not None and not accept(schedule.cost):
+                    schedule = None
+                if (
+                    schedule is not None
+                    and schedule.cost.recompute <= current.cost.recompute * 1.05 + 0.02
+                ):
+                    return schedule, ""
             return memoised_search(eqns, outputs, self.machine, accept), ""
         except NeedsWhole:
             try:
@@ -603,8 +602,8 @@ class Partitioner:
         """
         if current is None or not grows(eqns, current):
             return None
-        kept = memoised_growth(eqns, outputs, current, self.machine)
-        if kept is None or (accept is not None and not accept(kept.cost)):
+        schedule = memoised_growth(eqns, outputs, current, self.machine)
+        if schedule is None or (accept is not None and not accept(schedule.cost)):
             return None
         before = current.requests.equations
         apart = current.cost.seconds + sum(
@@ -612,7 +611,7 @@ class Partitioner:
             for eqn in eqns
             if id(eqn) not in before and not is_alias(eqn)
         )
-        return kept if kept.cost.seconds <= apart * self.limits.reshaped else None
+        return schedule if schedule.cost.seconds <= apart * self.limits.reshaped else None
 
     def fits_chain(self, cost: Cost) -> bool:
         """Two contractions share a program only while what is between them, and their operands, stay in cache."""

@@ -13,6 +13,7 @@ from pbkern.fuse.graph import Partition
 from .duplicate_producers import DuplicateMasks, share_duplicates
 from .final_reductions import JoinLastStages
 from .join_softmax_chains import JoinSoftmaxChains
+from .leave_layouts_to_xla import LeaveLayouts
 from .masked_blocks import TrimMaskedBlocks
 from .merge_groups import MergeProducers, MergeSiblings
 from .move_consumers import MoveConsumers
@@ -110,6 +111,16 @@ PARTITION_PASSES = (
         "search blocks of products",
         _changing(Partitioner.search_blocks_of_products),
         "from a second starting point, now that groups are final",
+    ),
+)
+
+# What follows on the partition of a whole function, after those of the bodies of its control flow.
+WHOLE_PASSES = (
+    Pass(
+        "leave layouts",
+        LeaveLayouts(),
+        "XLA chooses layouts of arrays that it hands to LAPACK, and a call less is made",
+        when=lambda options: not getattr(options, "strict_target", False),
     ),
 )
 

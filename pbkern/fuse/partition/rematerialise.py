@@ -133,9 +133,9 @@ def _rebuild(parts, values: set, times_smaller: int) -> bool:
     # Equations of each group, and the results that others need.
     wanted = []
     for group in touched:
-        made = dict.fromkeys(var for eqn in group.eqns for var in eqn.outvars)
+        computed = dict.fromkeys(var for eqn in group.eqns for var in eqn.outvars)
         outputs = [output for output in group.outputs if output not in values] + [
-            var for var in made if var in stops and var not in group.outputs
+            var for var in computed if var in stops and var not in group.outputs
         ]
         known = {
             id(equation): equation
@@ -143,7 +143,7 @@ def _rebuild(parts, values: set, times_smaller: int) -> bool:
                 *group.eqns,
                 *(
                     equation
-                    for value in values & (group.reads() | made.keys())
+                    for value in values & (group.reads() | computed.keys())
                     for equation in cones[value]
                 ),
             )
@@ -155,13 +155,13 @@ def _rebuild(parts, values: set, times_smaller: int) -> bool:
 
 def _made_of_indices(parts) -> set:
     """Values that depend on no operand, such as masks."""
-    found: set = set()
+    variables: set = set()
     for eqn in parts.jaxpr.eqns:
         if not eqn.effects and all(
-            isinstance(var, jex.Literal) or var in found for var in eqn.invars
+            isinstance(var, jex.Literal) or var in variables for var in eqn.invars
         ):
-            found.update(eqn.outvars)
-    return found
+            variables.update(eqn.outvars)
+    return variables
 
 
 def _cone(var, makers: dict, indices: set, times_smaller: int) -> list | None:
@@ -170,18 +170,18 @@ def _cone(var, makers: dict, indices: set, times_smaller: int) -> list | None:
     Products may also combine with values that are in memory anyway, such as biases of scores. None
     if it needs other large values.
     """
-    limit, waiting, found, given = math.prod(var.aval.shape) / times_smaller, [var], {}, False
+    limit, waiting, eqns, given = math.prod(var.aval.shape) / times_smaller, [var], {}, False
     while waiting:
         eqn = makers.get(waiting.pop())
         given |= eqn is None
-        if eqn is None or id(eqn) in found:
+        if eqn is None or id(eqn) in eqns:
             continue
-        found[id(eqn)] = eqn
+        eqns[id(eqn)] = eqn
         for atom in atoms(eqn):
             if math.prod(array_aval(atom).shape) > limit or (atom in indices and atom in makers):
                 waiting.append(atom)
-    products = any(equation.primitive.name in CONTRACTIONS for equation in found.values())
-    return None if given and not products else list(found.values())
+    products = any(equation.primitive.name in CONTRACTIONS for equation in eqns.values())
+    return None if given and not products else list(eqns.values())
 
 
 def _needed(parts, eqns: Iterable, outputs: Iterable) -> list:
@@ -201,11 +201,11 @@ def _apply(parts, wanted: list) -> bool:
         if not outputs:
             parts.drop(node)
             continue
-        made = _groups(parts, eqns, outputs)
-        if not made:
+        new_groups = _groups(parts, eqns, outputs)
+        if not new_groups:
             return False
-        parts.set_group(node, *made[0])
-        for each in made[1:]:
+        parts.set_group(node, *new_groups[0])
+        for each in new_groups[1:]:
             parts.set_group(parts.add_node(Node("group", [])), *each)
     groups = [member for member in parts.nodes if member.kind == "group"]
     for group in groups:
@@ -223,17 +223,20 @@ def _groups(parts, eqns: list, outputs: list) -> list[_Group]:
     together = _scheduled(parts, eqns, outputs)
     if together is not None:
         return [together]
-    made: list[_Group] = []
+    groups: list[_Group] = []
     for output in outputs if len(outputs) > 1 else ():
-        joined = ((n, _scheduled(parts, eqns, [*vs, output])) for n, (_, vs, _) in enumerate(made))
+        joined = (
+            (n, _scheduled(parts, eqns, [*vs, output])) for n, (_, vs, _) in enumerate(groups)
+        )
         at, group = next(
-            ((n, candidate) for n, candidate in joined if candidate is not None), (len(made), None)
+            ((n, candidate) for n, candidate in joined if candidate is not None),
+            (len(groups), None),
         )
         group = group or _scheduled(parts, eqns, [output])
         if group is None:
             return []
-        made[at : at + 1] = [group]
-    return made
+        groups[at : at + 1] = [group]
+    return groups
 
 
 def _scheduled(parts, eqns: list, outputs: list) -> _Group | None:
@@ -257,9 +260,11 @@ def _join_sharers(parts, limits: MergeLimits) -> None:
         shared = {id(eqn) for eqn in producer.eqns} & {id(eqn) for eqn in consumer.eqns}
         if not any(is_heavy(eqn, parts.machine) for eqn in producer.eqns if id(eqn) in shared):
             continue
-        others = [
+        other_readers = [
             successor for successor in parts.successors(producer) if successor is not consumer
         ]
-        if parts.reaches(others, consumer) or parts.reaches(parts.successors(consumer), producer):
+        if parts.reaches(other_readers, consumer) or parts.reaches(
+            parts.successors(consumer), producer
+        ):
             continue
         merge(parts, producer, consumer, limits)

@@ -24,11 +24,11 @@ class Factors:
 
     def __init__(self, mul, div) -> None:
         self.notes = Notes()
-        self.made: dict[tuple, object] = {}  # equal products share one value
-        self.others = {"mul": mul, "div": div}
+        self.products: dict[tuple, object] = {}  # equal products share one value
+        self.simpler = {"mul": mul, "div": div}
 
     def mul(self, eqn, operands):
-        simpler = self.others["mul"](eqn, operands)
+        simpler = self.simpler["mul"](eqn, operands)
         number = next((side for side in (0, 1) if _is_number(operands[side])), None)
         if simpler is not None or number is None or eqn.outvars[0].aval.dtype.name not in TYPES:
             return simpler
@@ -37,16 +37,16 @@ class Factors:
 
     def div(self, eqn, operands):
         """A quotient that another rewrite turned into a product counts as a product."""
-        found = self.others["div"](eqn, operands)
+        quotient = self.simpler["div"](eqn, operands)
         x, y = operands
         if (
-            found is None
+            quotient is None
             or not _is_number(y)
             or y == 1
             or not jnp.ndim(x)
             or eqn.outvars[0].aval.dtype.name not in TYPES
         ):
-            return found
+            return quotient
         return [self._product(x, np.asarray(1.0 / np.float64(y)).astype(y.dtype))]
 
     def _product(self, x, c, side: int = 1):
@@ -55,13 +55,13 @@ class Factors:
         joint = _joint(earlier, c)
         x, c = (x, c) if joint is None else (y, joint)
         key = id(x), c.tobytes(), c.dtype
-        if key not in self.made:
-            self.made[key] = (
+        if key not in self.products:
+            self.products[key] = (
                 x
                 if c == 1
                 else self.notes.note("product", lax.mul(*((x, c) if side else (c, x))), x, c)[0]
             )
-        return self.made[key]
+        return self.products[key]
 
 
 def _is_number(x) -> bool:

@@ -8,7 +8,9 @@ fuse/loops/dead_carries.py drops dead carries.
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -17,56 +19,89 @@ from jax.extend import core as jex
 
 from pbkern._jax import bind_again, source_of, user_line
 from pbkern.core import jaxprs
+from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import literal
 
 from .constant_factors import Factors
+from .max_pool_gradient import scatter_to_argmax
+from .powers import write_out
 from .rewrites import REWRITES, UNSAFE, Rewrite
 from .splat_operands import Splat
 
 CONTROL = ("scan", "while", "cond")
-# Fewest terms of a long sum, whose division costs little beside it. Source: not recorded.
-LONG_SUM_TERMS = 64
+
+
+@dataclass(frozen=True)
+class Simplify:
+    """Runs the rewrites, then CSE and dead code elimination, as options say."""
+
+    long_sum_terms: int = threshold(
+        64, "terms of a sum whose division costs little beside it. Source: not recorded"
+    )
+    most_window_offsets: int = threshold(
+        16,
+        "offsets in a window of max pooling whose gradient is written out: each is a slice, a comparison and two selects. "
+        "Source: not recorded",
+    )
+    largest_exponent: int = threshold(
+        4,
+        "exponent of a power that is written out: each product adds half a unit of error, pow itself has half a unit in all",
+    )
+
+    def __call__(self, closed: jex.ClosedJaxpr, options) -> jex.ClosedJaxpr:
+        return simplify(closed, unsafe_math=options.unsafe, platform=options.platform, limits=self)
 
 
 def simplify(
-    closed: jex.ClosedJaxpr, *, unsafe_math: bool = True, platform: str = "cpu"
+    closed: jex.ClosedJaxpr,
+    *,
+    unsafe_math: bool = True,
+    platform: str = "cpu",
+    limits: Simplify = Simplify(),
 ) -> jex.ClosedJaxpr:
     """Runs the rewrites, then CSE and dead code elimination.
 
     `unsafe_math` admits rewrites that may change rounding, except of means. Of branches for several
     platforms, only the one for `platform` stays.
     """
-    sums = _long_sums(closed.jaxpr) if unsafe_math else set()
+    sums = _long_sums(closed.jaxpr, limits.long_sum_terms) if unsafe_math else set()
+    pooled = functools.partial(scatter_to_argmax, most_offsets=limits.most_window_offsets)
+    exact = REWRITES | {"select_and_scatter_add": pooled}
+    power = functools.partial(write_out, largest_exponent=limits.largest_exponent)
+    inexact = UNSAFE | {"pow": power}
 
     def careful(name: str) -> Rewrite:
         def rewrite(eqn, operands):
             x = eqn.invars[0]
-            rules = REWRITES if not isinstance(x, jex.Literal) and x in sums else UNSAFE
+            rules = exact if not isinstance(x, jex.Literal) and x in sums else inexact
             return rules[name](eqn, operands) if name in rules else None
 
         return rewrite
 
     unsafe: dict[str, Rewrite] = {}
     if unsafe_math:
-        factors = Factors(REWRITES["mul"], careful("div"))
-        unsafe = {name: careful(name) for name in UNSAFE} | {"mul": factors.mul, "div": factors.div}
-    return retrace(closed, REWRITES | unsafe | {"platform_index": _branch_for(platform)})
+        factors = Factors(exact["mul"], careful("div"))
+        unsafe = {name: careful(name) for name in inexact} | {
+            "mul": factors.mul,
+            "div": factors.div,
+        }
+    return retrace(closed, exact | unsafe | {"platform_index": _branch_for(platform)})
 
 
-def _long_sums(jaxpr: jex.Jaxpr) -> set:
-    """Sums of LONG_SUM_TERMS elements each, at any depth.
+def _long_sums(jaxpr: jex.Jaxpr, fewest_terms: float) -> set:
+    """Sums of many elements each, at any depth.
 
     Their results are few: dividing these costs nothing, and means stay exact.
     """
-    found: set = set()
+    long_sums: set = set()
     for eqn in jaxprs.equations(jaxpr):
         if eqn.primitive.name == "reduce_sum":
             terms = math.prod(eqn.invars[0].aval.shape[axis] for axis in eqn.params["axes"])
-            found.update(eqn.outvars if terms >= LONG_SUM_TERMS else ())
+            long_sums.update(eqn.outvars if terms >= fewest_terms else ())
         elif eqn.primitive.name in ("broadcast_in_dim", "reshape"):
-            of_sum = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in found
-            found.update(eqn.outvars if of_sum else ())
-    return found
+            of_sum = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in long_sums
+            long_sums.update(eqn.outvars if of_sum else ())
+    return long_sums
 
 
 def _branch_for(platform: str) -> Rewrite:
@@ -74,10 +109,10 @@ def _branch_for(platform: str) -> Rewrite:
 
     def rewrite(eqn, operands):
         groups = eqn.params["platforms"]
-        found = next(
+        number = next(
             (n for n, names in enumerate(groups) if names is None or platform in names), None
         )
-        return None if found is None else [np.int32(found)]
+        return None if number is None else [np.int32(number)]
 
     return rewrite
 
@@ -168,10 +203,10 @@ def _simplify_inner(eqn, rewrites: dict) -> dict:
     def inner(value):
         if isinstance(value, jex.ClosedJaxpr):
             avals = [var.aval for var in value.jaxpr.invars]
-            made = jax.make_jaxpr(
+            traced = jax.make_jaxpr(
                 lambda *args: _keep_types(_run(value, args, rewrites), value.jaxpr.outvars)
             )(*avals)
-            return drop_dead(made)
+            return drop_dead(traced)
         return tuple(map(inner, value)) if isinstance(value, tuple) and value else value
 
     return {key: inner(param) for key, param in eqn.params.items()}
@@ -179,18 +214,18 @@ def _simplify_inner(eqn, rewrites: dict) -> dict:
 
 def _keep_types(results, atoms) -> list:
     """Keeps weak types of a control-flow body's results: they belong to the equation's type."""
-    kept = []
+    typed = []
     for result, atom in zip(results, atoms):
         weak = getattr(atom.aval, "weak_type", False)
         have = getattr(jax.typeof(result), "weak_type", False)
-        kept.append(
+        typed.append(
             result
             if weak == have
             else lax.convert_element_type_p.bind(
                 result, new_dtype=atom.aval.dtype, weak_type=weak, sharding=None
             )
         )
-    return kept
+    return typed
 
 
 def _key(eqn, operands, params):
@@ -219,11 +254,11 @@ def drop_dead(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Drops equations without effects whose results nothing reads."""
     jaxpr = closed.jaxpr
     live = {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
-    kept = []
+    live_eqns = []
     for eqn in reversed(jaxpr.eqns):
         if eqn.effects or any(var in live for var in eqn.outvars):
-            kept.append(eqn)
+            live_eqns.append(eqn)
             live.update(var for var in eqn.invars if not isinstance(var, jex.Literal))
-    if len(kept) == len(jaxpr.eqns):
+    if len(live_eqns) == len(jaxpr.eqns):
         return closed
-    return jex.ClosedJaxpr(jaxpr.replace(eqns=kept[::-1]), closed.consts)
+    return jex.ClosedJaxpr(jaxpr.replace(eqns=live_eqns[::-1]), closed.consts)

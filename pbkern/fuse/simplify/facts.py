@@ -23,5 +23,5 @@ class Notes:
 
     def find(self, kind: str, x) -> tuple | None:
         """The noted facts, or None."""
-        kept = self._kept.get((kind, id(x)))
-        return kept and kept[1:]
+        entry = self._kept.get((kind, id(x)))
+        return entry and entry[1:]

@@ -16,16 +16,13 @@ from jax import lax
 from pbkern.core.ops.window_winners import scatter_to_winners
 from pbkern.fuse.access.windows_contractions import greatest, least
 
-# Most offsets in a window: each is a slice, a comparison and two selects.
-MOST_WINDOW_OFFSETS = 16
 
-
-def scatter_to_argmax(eqn, operands):
-    """Rewrite of select_and_scatter_add, see rewrites.py."""
+def scatter_to_argmax(eqn, operands, most_offsets: float):
+    """Rewrite of select_and_scatter_add whose windows have at most so many offsets, see rewrites.py."""
     (source, x), params = operands, eqn.params
     window, strides = tuple(params["window_dimensions"]), tuple(params["window_strides"])
     if (
-        math.prod(window) > MOST_WINDOW_OFFSETS
+        math.prod(window) > most_offsets
         or 0 in source.shape
         or min(min(pair) for pair in params["padding"]) < 0
     ):

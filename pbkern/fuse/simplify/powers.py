@@ -9,12 +9,9 @@ from __future__ import annotations
 import numpy as np
 from jax import lax
 
-# Each product adds half a unit of error; pow itself has half a unit in all.
-MAX_EXPONENT = 4
 
-
-def write_out(eqn, operands) -> list | None:
-    """Rewrite of pow, see rewrites.py."""
+def write_out(eqn, operands, largest_exponent: float) -> list | None:
+    """Rewrite of pow with exponents up to a size, see rewrites.py."""
     x, y = operands
     known = isinstance(y, (np.ndarray, np.generic)) and y.ndim == 0
     if (
@@ -24,7 +21,7 @@ def write_out(eqn, operands) -> list | None:
     ):
         return None
     exponent = float(y)
-    if exponent == 0 or not abs(exponent) <= MAX_EXPONENT or 2 * exponent != int(2 * exponent):
+    if exponent == 0 or not abs(exponent) <= largest_exponent or 2 * exponent != int(2 * exponent):
         return None
     if exponent == int(exponent):
         return [x] if exponent == 1 else [lax.integer_pow(x, int(exponent))]

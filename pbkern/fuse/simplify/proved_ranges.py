@@ -69,8 +69,8 @@ class _Ranges:
         if isinstance(x, np.ndarray | np.generic | int) and not isinstance(x, jax.core.Tracer):
             x = np.asarray(x)
             return (int(x.min()), int(x.max())) if x.dtype.kind in "iub" and x.size else None
-        found = self.notes.find("bounds", x)
-        return found[0] if found else _of_type(x.dtype)
+        bounds = self.notes.find("bounds", x)
+        return bounds[0] if bounds else _of_type(x.dtype)
 
     def noted(self, rule: Callable) -> Callable:
         def rewrite(eqn, operands):
@@ -95,8 +95,12 @@ class _Ranges:
             return [operands[0]]
         if low >= high:
             return None
-        [made] = self.notes.bound("bounds", eqn, operands, (low, high - 1))
-        return self.notes.note("signed index", made, operands[0], high) if low == -high else [made]
+        [checked] = self.notes.bound("bounds", eqn, operands, (low, high - 1))
+        return (
+            self.notes.note("signed index", checked, operands[0], high)
+            if low == -high
+            else [checked]
+        )
 
     def compared(self, eqn, operands):
         """x < 0 is noted where x is an index that may be negative."""
@@ -129,10 +133,10 @@ class _Ranges:
         ):
             return None
         index, n = signed
-        made = lax.select(
+        index_in_range = lax.select(
             lax.lt(index, lax.full_like(index, 0)), lax.add(index, lax.full_like(index, n)), index
         )
-        return self.notes.note("bounds", in_range(made, 0, n), (0, n - 1))
+        return self.notes.note("bounds", in_range(index_in_range, 0, n), (0, n - 1))
 
     def selected(self, eqn, operands):
         """The case that is always chosen."""
@@ -166,8 +170,8 @@ def _corners(function: Callable[[int, int], int]) -> Callable:
     def rule(eqn, of) -> Bounds | None:
         if None in of:
             return None
-        found = [function(x, y) for x in of[0] for y in of[1]]
-        return min(found), max(found)
+        corners = [function(x, y) for x in of[0] for y in of[1]]
+        return min(corners), max(corners)
 
     return rule
 
@@ -179,14 +183,14 @@ def _compared(function: Callable[[int, int], bool]) -> Callable:
         if None in of:
             return None
         (x_low, x_high), (y_low, y_high) = of
-        found = {function(x, y) for x in (x_low, x_high) for y in (y_low, y_high)}
+        outcomes = {function(x, y) for x in (x_low, x_high) for y in (y_low, y_high)}
         apart = (
             x_high < y_low
             or y_high < x_low
             or x_low == x_high == y_low == y_high
             or function(0, 1) != function(1, 0)
         )
-        return (int(min(found)),) * 2 if len(found) == 1 and apart else None
+        return (int(min(outcomes)),) * 2 if len(outcomes) == 1 and apart else None
 
     return rule
 

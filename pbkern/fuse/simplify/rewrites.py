@@ -20,8 +20,6 @@ from pbkern.fuse.access.windows_contractions import greatest, least
 
 from .dilated_convolution import undilated
 from .empty_scatter_indices import index_first_elements
-from .max_pool_gradient import scatter_to_argmax
-from .powers import write_out
 
 Rewrite = Callable  # (eqn, operands) -> list of results, or None to keep the equation
 
@@ -159,10 +157,10 @@ def _reshape(eqn, operands):
 
 def _concatenate(eqn, operands):
     """Drops empty operands."""
-    kept = [operand for operand in operands if 0 not in operand.shape]
-    if len(kept) == len(operands) or not kept:
+    nonempty = [operand for operand in operands if 0 not in operand.shape]
+    if len(nonempty) == len(operands) or not nonempty:
         return None
-    return kept if len(kept) == 1 else [lax.concatenate(kept, eqn.params["dimension"])]
+    return nonempty if len(nonempty) == 1 else [lax.concatenate(nonempty, eqn.params["dimension"])]
 
 
 def _pad(eqn, operands):
@@ -185,26 +183,26 @@ def _monoids(eqn, operands):
     count, body = len(operands) // 2, eqn.params["jaxpr"]
     body = getattr(body, "jaxpr", body)
     makers = {var: body_eqn for body_eqn in body.eqns for var in body_eqn.outvars}
-    found = []
+    monoids = []
     for k, (operand, init) in enumerate(zip(operands[:count], operands[count:])):
-        made = makers.get(body.outvars[k])
+        combine = makers.get(body.outvars[k])
         pair = {body.invars[k], body.invars[count + k]}
-        if made is None or made.primitive.name not in MONOIDS or set(made.invars) != pair:
+        if combine is None or combine.primitive.name not in MONOIDS or set(combine.invars) != pair:
             return None
-        found.append((made, operand, init))
-    return found
+        monoids.append((combine, operand, init))
+    return monoids
 
 
 def _reduce(eqn, operands):
     """x, y -> sum(x), max(y)."""
     results = []
-    for made, x, init in _monoids(eqn, operands) or ():
-        reducer, identity = MONOIDS[made.primitive.name]
+    for combine, x, init in _monoids(eqn, operands) or ():
+        reducer, identity = MONOIDS[combine.primitive.name]
         sharding = {"out_sharding": None} if reducer is lax.reduce_sum_p else {}
         reduced = reducer.bind(x, axes=tuple(eqn.params["dimensions"]), **sharding)
         # A sum of one element is that element plus the start, whose sign of zero may matter.
         if not _is_scalar_constant(init, identity(x.dtype)):
-            reduced = made.primitive.bind(reduced, lax.broadcast_in_dim(init, reduced.shape, ()))
+            reduced = combine.primitive.bind(reduced, lax.broadcast_in_dim(init, reduced.shape, ()))
         results.append(reduced)
     return results or None
 
@@ -221,18 +219,18 @@ def _reduce_window(eqn, operands):
 
     The start counts once, as in XLA on CPUs; padding does not count.
     """
-    kept = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
+    names = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
     results = []
-    for made, x, init in _monoids(eqn, operands) or ():
-        name = made.primitive.name
+    for combine, x, init in _monoids(eqn, operands) or ():
+        name = combine.primitive.name
         if name not in WINDOWS or 0 in x.shape:
             return None
         identity = MONOIDS[name][1](x.dtype)
         reduced = _padded_windows(
-            WINDOWS[name], x, {key: eqn.params[key] for key in kept}, identity
+            WINDOWS[name], x, {key: eqn.params[key] for key in names}, identity
         )
         if not _is_scalar_constant(init, identity):
-            reduced = made.primitive.bind(reduced, lax.broadcast_in_dim(init, reduced.shape, ()))
+            reduced = combine.primitive.bind(reduced, lax.broadcast_in_dim(init, reduced.shape, ()))
         results.append(reduced)
     return results or None
 
@@ -269,9 +267,9 @@ def _arg_units(eqn, operands):
 
 def _conv(eqn, operands):
     """Padding becomes pad; a dilated input is convolved without its zeros, or they become part of the padding."""
-    made = undilated(eqn, operands)
-    if made is not None:
-        return made
+    convolved = undilated(eqn, operands)
+    if convolved is not None:
+        return convolved
     (x, weights), params = operands, eqn.params
     spatial = params["dimension_numbers"].lhs_spec[2:]
     if all(lo == hi == 0 for lo, hi in params["padding"]) and all(
@@ -323,7 +321,6 @@ REWRITES: dict[str, Rewrite] = {
     "reshape": _reshape,
     "reduce": _reduce,
     "reduce_window": _reduce_window,
-    "select_and_scatter_add": scatter_to_argmax,
     **dict.fromkeys(SCATTERS, index_first_elements),
     **dict.fromkeys(
         ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"),
@@ -337,7 +334,4 @@ REWRITES: dict[str, Rewrite] = {
     "reduce_window_max": _window(least),
     "reduce_window_min": _window(greatest),
 }
-UNSAFE: dict[str, Rewrite] = {
-    "div": _first(_fold_scalars, _div_unsafe),
-    "pow": write_out,
-}
+UNSAFE: dict[str, Rewrite] = {"div": _first(_fold_scalars, _div_unsafe)}

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
+from .facts import Notes
 from .rewrites import FOLDED
 
 # The result holds the operand's scalar.
@@ -53,22 +54,21 @@ class Splat:
 
     def __init__(self, rewrites: dict):
         self.rewrites = rewrites
-        self._known: dict[
-            int, tuple[object, np.ndarray | np.generic]
-        ] = {}  # id -> (value, which keeps its id, scalar)
+        self._notes = Notes()
 
     def scalar(self, x) -> np.ndarray | np.generic | None:
         """The scalar that x holds everywhere, if known."""
         if isinstance(x, (np.ndarray, np.generic)):
             return x if x.ndim == 0 else None
-        return self._known.get(id(x), (None, None))[1]
+        scalar = self._notes.find("splat", x)
+        return scalar[0] if scalar else None
 
     def note(self, eqn, operands, results) -> None:
         """Notes results that hold an operand's scalar."""
         if eqn.primitive.name in SPREADING and len(operands) == 1:
             scalar = self.scalar(operands[0])
             if scalar is not None and np.ndim(results[0]):
-                self._known[id(results[0])] = results[0], scalar
+                self._notes.note("splat", results[0], scalar)
 
     def folded(self, eqn, operands) -> list | None:
         """The result of an operation on splats."""
@@ -77,16 +77,15 @@ class Splat:
         out, scalars = eqn.outvars[0].aval, [self.scalar(operand) for operand in operands]
         if not out.shape:
             return None
-        found: np.ndarray | np.generic | None = _keeps_other(eqn, operands, scalars)
-        if found is None and not any(splat is None for splat in scalars):
+        scalar: np.ndarray | np.generic | None = _keeps_other(eqn, operands, scalars)
+        if scalar is None and not any(splat is None for splat in scalars):
             results = self.rewrites[eqn.primitive.name](eqn, scalars)
-            found = self.scalar(results[0]) if results is not None else None
-        if found is None:
+            scalar = self.scalar(results[0]) if results is not None else None
+        if scalar is None:
             return None
         # JAX takes scalars of ml_dtypes too, which its hint leaves out.
-        value = lax.full(out.shape, cast(ArrayLike, found), out.dtype)
-        self._known[id(value)] = value, found
-        return [value]
+        value = lax.full(out.shape, cast(ArrayLike, scalar), out.dtype)
+        return self._notes.note("splat", value, scalar)
 
     def as_scalars(self, eqn, operands) -> list:
         """Operands of an elementwise operation, splats as scalars if another operand has the result's shape."""

@@ -7,7 +7,7 @@ from jax import lax
 
 def near_divisor(n: int, block: int) -> int:
     """A divisor of n near `block` (within a factor of two), so that no chunk is ragged; else `block`."""
-    found = (
+    divisors = (
         [
             divisor
             for divisor in range(max(1, block // 2), min(n, 2 * block) + 1)
@@ -16,7 +16,7 @@ def near_divisor(n: int, block: int) -> int:
         if block < 1 << 20
         else []
     )
-    return min(found, key=lambda divisor: abs(divisor - block), default=block)
+    return min(divisors, key=lambda divisor: abs(divisor - block), default=block)
 
 
 def in_chunks(x, axis: int, block: int, fill):

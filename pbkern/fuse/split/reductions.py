@@ -41,17 +41,8 @@ from pbkern.fuse.simplify.driver import Rewrite
 from pbkern.fuse.simplify.facts import Notes
 
 from .chunks import in_chunks, near_divisor
+from .limits import SplitLimits
 
-# Elements of one program of the first stage, preferred. Source: not recorded.
-RUN_ELEMENTS = 1 << 16
-# Fewest elements of one program of the first stage. Source: not recorded.
-FEW_ELEMENTS = 1 << 12
-# The mean of the first of this many parts of a chunk stands for the chunk's mean: finding it brings
-# that part into the nearest cache, and the rest is read once. An outlier in that part adds up to
-# this many times the rounding of its own square.
-BEGINNINGS = 8
-# Fewest elements of that first part. Source: not recorded.
-LEAST_BEGINNING = 16
 # Reduction of x -> kind of its result in the notes; that kind -> kind of x less it.
 STATISTICS = {"reduce_sum": "statistic", "reduce_max": "greatest"}
 DIFFERENCES = {"statistic": "deviation", "greatest": "excess"}
@@ -128,19 +119,21 @@ class Chunks:
             part=None,
         )
 
-    def beginning(self, shape, axes) -> tuple[tuple[int, int], int]:
+    def beginning(self, shape, axes, limits: SplitLimits) -> tuple[tuple[int, int], int]:
         """((dimension, elements along it) of the first part of each chunk, along its longest dimension; elements in all)."""
         sizes = {dim: self.block if dim == self.axis else shape[dim] for dim in self.within(axes)}
         longest = max(sizes, key=sizes.__getitem__)
-        part = max(-(-sizes[longest] // BEGINNINGS), min(sizes[longest], LEAST_BEGINNING))
+        part = max(
+            -(-sizes[longest] // limits.beginnings), min(sizes[longest], limits.shortest_beginning)
+        )
         return (longest, part), math.prod(sizes.values()) // sizes[longest] * part
 
 
 class ReductionStages:
     """Rewrites of one jaxpr. Remembers, by value, the array whose sums it follows from."""
 
-    def __init__(self, jaxpr: jex.Jaxpr, machine: CostModel) -> None:
-        self.machine = machine
+    def __init__(self, jaxpr: jex.Jaxpr, machine: CostModel, limits: SplitLimits) -> None:
+        self.machine, self.limits = machine, limits
         self.notes = Notes()
         self.reduced_twice = _reduced_twice(jaxpr)
 
@@ -201,21 +194,18 @@ class ReductionStages:
             return inside * part
 
         while high + 1 in axes and (
-            math.prod(shape[low : high + 1]) < programs or line() > RUN_ELEMENTS
+            math.prod(shape[low : high + 1]) < programs or line() > self.limits.run_elements
         ):
             high += 1
         size, inner = math.prod(shape[low : high + 1]), shape[high]
         if size < programs:
             return None
-        block = max(1, min(RUN_ELEMENTS // line(), -(-size // programs)))
+        block = max(1, min(self.limits.run_elements // line(), -(-size // programs)))
         if low == high:
             return Chunks(low, 0, near_divisor(size, block))
         block = next(divisor for divisor in range(min(block, inner), 0, -1) if inner % divisor == 0)
-        return (
-            Chunks(high, high - low, block)
-            if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4)
-            else None
-        )
+        fewest = min(self.limits.fewest_elements, self.limits.run_elements // 4)
+        return Chunks(high, high - low, block) if block * line() >= fewest else None
 
     # ---- sums, products, extrema
 
@@ -351,7 +341,7 @@ class ReductionStages:
 
     def _around_runs(self, part: Deviation, axes, runs: Chunks) -> tuple:
         """(x in chunks, less the level of each; levels less c)."""
-        beginning, count = runs.beginning(part.x.shape, axes)
+        beginning, count = runs.beginning(part.x.shape, axes, self.limits)
         total = self._partial("reduce_sum", part.x, axes, runs, beginning)
         # Rounded once: as an operand of a fused multiply-add it would be another number in each
         # stage.

@@ -17,12 +17,7 @@ from pbkern.fuse.access.windows_contractions import REDUCERS, reducer_params
 from pbkern.fuse.cost.model import CostModel
 
 from .chunks import in_chunks, near_divisor
-
-# A chunk holds at least this many times more updates than results: each chunk stores every result,
-# which is read again.
-UPDATES_PER_RESULT = 4
-# Cycles of work below which a second kernel does not pay.
-LITTLE_WORK = 200_000
+from .limits import SplitLimits
 
 # Scatter -> (scatter of a chunk, reduction of the private results, combination with the operand).
 STAGES = {
@@ -34,14 +29,15 @@ STAGES = {
 }
 
 
-def runs_of(eqn, machine: CostModel) -> tuple[int, int] | None:
+def runs_of(eqn, machine: CostModel, limits: SplitLimits) -> tuple[int, int] | None:
     """(dimension of the indices to cut, elements per run) of a scatter to be split, or None."""
     if SCATTERS.get(eqn.primitive.name, "set") == "set":
         return None
     operand, indices, updates = (var.aval for var in eqn.invars)
     dn = eqn.params["dimension_numbers"]
     count = updates.size
-    if machine.scatter_cycles(eqn) < LITTLE_WORK or not operand.size or operand.dtype.kind == "b":
+    little = machine.scatter_cycles(eqn) < limits.scatter_cycles
+    if little or not operand.size or operand.dtype.kind == "b":
         return None
     batch = math.prod(operand.shape[dim] for dim in dn.operand_batching_dims)
     free = [
@@ -49,7 +45,8 @@ def runs_of(eqn, machine: CostModel) -> tuple[int, int] | None:
     ]
     stays_near = operand.size * operand.dtype.itemsize <= machine.near_bytes // 2
     wanted = min(
-        (4 if stays_near else 1) * machine.cores, count // (UPDATES_PER_RESULT * operand.size)
+        (4 if stays_near else 1) * machine.cores,
+        count // (limits.updates_per_result * operand.size),
     )
     if batch >= 2 * machine.cores or wanted < 2 or not free:
         return None
@@ -58,9 +55,9 @@ def runs_of(eqn, machine: CostModel) -> tuple[int, int] | None:
     return (cut, block) if 2 * block <= indices.shape[cut] else None
 
 
-def split_scatter(eqn, operands, machine: CostModel):
+def split_scatter(eqn, operands, machine: CostModel, limits: SplitLimits):
     """Rewrite: the results of the scatter, or None to keep it."""
-    choice = runs_of(eqn, machine)
+    choice = runs_of(eqn, machine, limits)
     if choice is None:
         return None
     operand, indices, updates = operands
@@ -75,8 +72,8 @@ def split_scatter(eqn, operands, machine: CostModel):
         in_chunks(indices, cut, block, np.zeros((), indices.dtype)),
         in_chunks(updates, along, block, neutral),
     )
-    found = scatter(private, *runs, _batched(dn, cut, along), mode=eqn.params["mode"])
-    return [combine(operand, reduce.bind(found, **reducer_params(reducer, (0,))))]
+    scattered = scatter(private, *runs, _batched(dn, cut, along), mode=eqn.params["mode"])
+    return [combine(operand, reduce.bind(scattered, **reducer_params(reducer, (0,))))]
 
 
 def _batched(dn: lax.ScatterDimensionNumbers, cut: int, along: int) -> lax.ScatterDimensionNumbers:

@@ -8,96 +8,117 @@ Sums are reassociated.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from operator import attrgetter
+
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.ops.scatter import SCATTERS
+from pbkern.core.passes import Pass
 from pbkern.fuse.access.rules import is_long
 from pbkern.fuse.access.windows_contractions import reducer_params
 from pbkern.fuse.cost.model import CostModel
+from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
 from .chunks import in_chunks, near_divisor
+from .limits import SplitLimits
 from .reductions import ReductionStages
 from .scatter_privatisation import runs_of, split_scatter
 
-# A split contraction is at least this many times as deep as its result is wide.
-SPLIT_DEPTH = 8
 
-
-def split_reductions(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr:
+@dataclass(frozen=True)
+class SplitReductions(SplitLimits):
     """Splits what needs it, but no program with arrays that are left to XLA for their length."""
-    if any(map(is_long, closed.jaxpr.eqns)):
-        return closed
-    reductions = ReductionStages(closed.jaxpr, machine)
-    tests = (
-        reductions.runs_of,
-        reductions.is_narrow,
-        lambda eqn: _choose_depth(eqn, machine),
-        lambda eqn: runs_of(eqn, machine),
-    )
-    if not any(test(eqn) for eqn in closed.jaxpr.eqns for test in tests):
-        return closed
 
-    transposed = Notes()
-
-    def transpose(eqn, operands):
-        return transposed.note(
-            "transposed",
-            eqn.primitive.bind(*operands, **eqn.params),
-            *operands,
-            eqn.params["permutation"],
+    def __call__(self, closed: jex.ClosedJaxpr, options: FuseOptions) -> jex.ClosedJaxpr:
+        machine = options.machine
+        if any(map(is_long, closed.jaxpr.eqns)):
+            return closed
+        reductions = ReductionStages(closed.jaxpr, machine, self)
+        tests = (
+            reductions.runs_of,
+            reductions.is_narrow,
+            lambda eqn: self._depth(eqn, machine),
+            lambda eqn: runs_of(eqn, machine, self),
         )
+        if not any(test(eqn) for eqn in closed.jaxpr.eqns for test in tests):
+            return closed
 
-    def deepen(eqn, operands):
-        block, (contracted, _) = _choose_depth(eqn, machine), eqn.params["dimension_numbers"]
-        if block is None:
+        transposed = Notes()
+
+        def transpose(eqn, operands):
+            return transposed.note(
+                "transposed",
+                eqn.primitive.bind(*operands, **eqn.params),
+                *operands,
+                eqn.params["permutation"],
+            )
+
+        def deepen(eqn, operands):
+            block, (contracted, _) = self._depth(eqn, machine), eqn.params["dimension_numbers"]
+            if block is None:
+                return None
+            lhs, rhs = (
+                _as_stored(operand, dim, transposed)
+                for operand, (dim,) in zip(operands, contracted)
+            )
+            return [_split_contraction(eqn, lhs, rhs, block)]
+
+        scatters = dict.fromkeys(
+            SCATTERS, lambda eqn, operands: split_scatter(eqn, operands, machine, self)
+        )
+        rewrites = (
+            reductions.rewrites() | {"dot_general": deepen, "transpose": transpose} | scatters
+        )
+        return retrace(retrace(closed, rewrites), {})
+
+    def _depth(self, eqn, machine: CostModel) -> int | None:
+        """Elements per run of the contracted axis of a contraction to be split, or None."""
+        if eqn.primitive.name != "dot_general":
             return None
-        lhs, rhs = (
-            _as_stored(operand, dim, transposed) for operand, (dim,) in zip(operands, contracted)
+        (lc, _rc), batch = eqn.params["dimension_numbers"]
+        if len(lc) != 1 or batch != ((), ()):
+            return None
+        (lhs, rhs), out = (var.aval for var in eqn.invars[:2]), eqn.outvars[0].aval
+        depth = lhs.shape[lc[0]]
+        operand_bytes = sum(aval.size * aval.dtype.itemsize for aval in (lhs, rhs))
+        result_bytes = out.size * max(out.dtype.itemsize, 4)
+        wide = max(lhs.size // max(depth, 1), rhs.size // max(depth, 1), 32)
+        sizes = machine.sizes
+        if (
+            operand_bytes < sizes.split_operand_bytes
+            or result_bytes > sizes.split_result_bytes
+            or depth < self.depth_per_width * wide
+        ):
+            return None
+        # A run's operands stay in the private cache; partial results are a small part of all traffic.
+        block = max(
+            machine.near_bytes // 4 * depth // operand_bytes,
+            8 * result_bytes * depth // operand_bytes,
         )
-        return [_split_contraction(eqn, lhs, rhs, block)]
-
-    scatters = dict.fromkeys(SCATTERS, lambda eqn, operands: split_scatter(eqn, operands, machine))
-    rewrites = reductions.rewrites() | {"dot_general": deepen, "transpose": transpose} | scatters
-    return retrace(retrace(closed, rewrites), {})
+        block = min(block, -(-depth // (4 * machine.cores)))
+        return near_divisor(depth, block) if block else None
 
 
-def _choose_depth(eqn, machine: CostModel) -> int | None:
-    """Elements per run of the contracted axis of a contraction to be split, or None."""
-    if eqn.primitive.name != "dot_general":
-        return None
-    (lc, _rc), batch = eqn.params["dimension_numbers"]
-    if len(lc) != 1 or batch != ((), ()):
-        return None
-    (lhs, rhs), out = (var.aval for var in eqn.invars[:2]), eqn.outvars[0].aval
-    depth = lhs.shape[lc[0]]
-    operand_bytes = sum(aval.size * aval.dtype.itemsize for aval in (lhs, rhs))
-    result_bytes = out.size * max(out.dtype.itemsize, 4)
-    wide = max(lhs.size // max(depth, 1), rhs.size // max(depth, 1), 32)
-    sizes = machine.sizes
-    if (
-        operand_bytes < sizes.split_operand_bytes
-        or result_bytes > sizes.split_result_bytes
-        or depth < SPLIT_DEPTH * wide
-    ):
-        return None
-    # A run's operands stay in the private cache; partial results are a small part of all traffic.
-    block = max(
-        machine.near_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes
-    )
-    block = min(block, -(-depth // (4 * machine.cores)))
-    return near_divisor(depth, block) if block else None
+# Functions are split before they are partitioned, bodies of control flow when their nodes are made.
+SPLIT_REDUCTIONS = Pass(
+    "split reductions",
+    SplitReductions(),
+    "narrow reductions keep all cores busy",
+    when=attrgetter("fast"),
+)
 
 
 def _as_stored(x, contracted: int, transposed: Notes) -> tuple:
     """(operand, its contracted dimension), without a transpose that keeps the order of the other dimensions."""
-    found = transposed.find("transposed", x)
-    if found is None:
+    transpose = transposed.find("transposed", x)
+    if transpose is None:
         return x, contracted
-    base, order = found
+    base, order = transpose
     free = [dim for axis, dim in enumerate(order) if axis != contracted]
     return (base, order[contracted]) if free == sorted(free) else (x, contracted)
 

@@ -22,22 +22,22 @@ from .block_search import Schedule, priced
 LONG_GROUP = 64
 
 
-def grows(eqns: Sequence, found: Schedule | None) -> bool:
+def grows(eqns: Sequence, schedule: Schedule | None) -> bool:
     """Whether a group is long, and was one program on whole arrays before it took in some of `eqns`."""
     return (
-        found is not None
-        and not found.grid
-        and found.wave is None
-        and found.online is None
+        schedule is not None
+        and not schedule.grid
+        and schedule.wave is None
+        and schedule.online is None
         and len(eqns) > LONG_GROUP
     )
 
 
-def in_front(eqns: Sequence, outputs: Sequence, found: Schedule) -> list | None:
+def in_front(eqns: Sequence, outputs: Sequence, schedule: Schedule) -> list | None:
     """The equations that a group takes in, if they read nothing that it computes, and it makes for others what it did."""
-    before, computed = found.requests.equations, found.requests.computed
+    before, computed = schedule.requests.equations, schedule.requests.computed
     more = [eqn for eqn in eqns if id(eqn) not in before]
-    known = {var for var, _ in found.outputs}
+    known = {var for var, _ in schedule.outputs}
     stays = (
         len(more) + len(before) == len(eqns)
         and not any(atom in computed for eqn in more for atom in atoms(eqn))
@@ -48,16 +48,16 @@ def in_front(eqns: Sequence, outputs: Sequence, found: Schedule) -> list | None:
 
 
 def grown(
-    eqns: Sequence, outputs: Sequence, found: Schedule, machine: CostModel
+    eqns: Sequence, outputs: Sequence, schedule: Schedule, machine: CostModel
 ) -> Schedule | None:
     """Schedules `eqns`, a group that `grows`, as one program. None where the target refuses; raises as `request` does."""
     placed = tuple((var, tuple(map(whole, var.aval.shape))) for var in outputs)
-    more = in_front(eqns, outputs, found)
+    more = in_front(eqns, outputs, schedule)
     if more is None:
         requests = request(eqns, placed)
     else:
-        known = {var for var, _ in found.outputs}
+        known = {var for var, _ in schedule.outputs}
         requests = request_more(
-            more, found.requests, [(var, access) for var, access in placed if var not in known]
+            more, schedule.requests, [(var, access) for var, access in placed if var not in known]
         )
     return priced(eqns, requests, placed, (), outputs[0].aval.shape, machine)

@@ -118,20 +118,20 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
         if not sums or any(var in first for eqn in before for var in eqn.outvars):
             continue
         totals = [eqn for eqn in _totals(eqns, x).get(axis, ()) if eqn.outvars[0] not in first]
-        found = _complete(
+        chunked = _complete(
             eqns, outputs, x.aval.shape[axis], (level, linear.function, sums, before), totals
         )
-        if found is not None:
-            return found
+        if chunked is not None:
+            return chunked
     for root in eqns:
         if root.primitive.name == "dot_general":
             for axis, totals in _totals(eqns, root.outvars[0]).items():
                 columns = root.outvars[0].aval.shape[axis]
-                found = columns >= 2 * CHUNK_COLUMNS and _complete(
+                chunked = columns >= 2 * CHUNK_COLUMNS and _complete(
                     eqns, outputs, columns, (None, "", (), ()), totals
                 )
-                if found and any(eqn.primitive.name in EXPONENTIALS for eqn in found.again):
-                    return found
+                if chunked and any(eqn.primitive.name in EXPONENTIALS for eqn in chunked.again):
+                    return chunked
     return None
 
 
@@ -192,7 +192,7 @@ def _run_of(columns: int, totals: Sequence) -> int:
 def _totals(eqns: Sequence, root) -> dict[int, list]:
     """Dimension of `root` -> sums and products over it of values that are elementwise functions of the root."""
     known: dict = {root: tuple(range(root.aval.ndim))}
-    found: dict[int, list] = {}
+    totals: dict[int, list] = {}
     for eqn in eqns:
         places = [None if isinstance(var, jex.Literal) else known.get(var) for var in eqn.invars]
         if not any(places) or root in eqn.outvars:
@@ -209,10 +209,10 @@ def _totals(eqns: Sequence, root) -> dict[int, list]:
             )
         else:
             for axis in _summed_over(eqn, places):
-                found.setdefault(axis, []).append(eqn)
+                totals.setdefault(axis, []).append(eqn)
         if at is not None:
             known[eqn.outvars[0]] = at
-    return found
+    return totals
 
 
 def _summed_over(eqn, places: Sequence) -> list[int]:
@@ -266,7 +266,7 @@ class _Linear:
         }
         self.other: set = set()
         self.function: str | None = None
-        self.found: list[tuple[jex.JaxprEqn, Places]] = []
+        self.reductions: list[tuple[jex.JaxprEqn, Places]] = []
 
     def sums(self, eqns: Sequence) -> list[tuple[jex.JaxprEqn, Places]]:
         ended: set = set()  # sums, and what depends on them: it waits for all chunks
@@ -288,11 +288,11 @@ class _Linear:
                         else ()
                     )
                 elif place[0] == "sum":
-                    self.found.append((eqn, place[1]))
+                    self.reductions.append((eqn, place[1]))
                     ended.update(eqn.outvars)
                 else:
                     self.known[eqn.outvars[0]] = place
-        return self.found
+        return self.reductions
 
     def _result(self, eqn) -> tuple[str, Places] | None:
         name = eqn.primitive.name
@@ -353,8 +353,8 @@ class _Linear:
     def _product(self, eqn, operands) -> tuple[str, Places] | None:
         side = next(k for k, operand in enumerate(operands) if operand)
         contracted, batch = (pair[side] for pair in eqn.params["dimension_numbers"])
-        made = self._summed(operands[side][1], contracted, eqn.invars[side].aval.shape)
-        if made is None:
+        product = self._summed(operands[side][1], contracted, eqn.invars[side].aval.shape)
+        if product is None:
             return None
         places = operands[side][1]
         free = [places[axis] for axis in range(len(places)) if axis not in (*contracted, *batch)]

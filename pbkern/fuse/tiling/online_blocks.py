@@ -44,7 +44,7 @@ class ChunkPass:
     rest: ChunkRun | None
 
     @property
-    def kept(self) -> list[Access]:
+    def results(self) -> list[Access]:
         """The block of each reduction's result."""
         return [product.out for product in self.full.products]
 
@@ -106,10 +106,12 @@ def at(online: Online, outputs: Sequence[tuple[jex.Var, Access]]) -> Blocks | No
             asked.append(second.full.requests)
         if online.level is not None:
             sums = [eqn for eqn, _ in online.sums]
-            kept = [_only(asked, var) for var in online.first]
-            first = _pass(online, sums, online.before, kept[1:], online.level, kept[0])
+            blocks_of_first = [_only(asked, var) for var in online.first]
+            first = _pass(
+                online, sums, online.before, blocks_of_first[1:], online.level, blocks_of_first[0]
+            )
             if first is not None:
-                level, *accesses = first.kept
+                level, *accesses = first.results
                 for access, (_, places) in zip(accesses, online.sums):
                     _check_aligned(level, online.places_of_level(), access, places)
     except (NeedsWhole, Unfusable):
@@ -145,15 +147,15 @@ def _pass(
     online: Online,
     sums: Sequence,
     eqns: Sequence,
-    kept: Sequence[Access | None],
+    blocks: Sequence[Access | None],
     level=None,
     of_level: Access | None = None,
 ) -> ChunkPass | None:
     """The chunks that make these sums, and the maximum. None without sums. Raises Unfusable."""
     if not sums:
         return None
-    needed = [access for access in kept if access is not None]
-    if len(needed) < len(kept):
+    needed = [access for access in blocks if access is not None]
+    if len(needed) < len(blocks):
         raise Unfusable("a reduction in runs is not needed")
     count, rest = divmod(online.columns, online.run)
 
@@ -169,14 +171,14 @@ def _run(
     online: Online,
     sums: Sequence,
     eqns: Sequence,
-    kept: Sequence[Access],
+    blocks: Sequence[Access],
     columns: Span,
     level,
     of_level: Access | None,
 ) -> ChunkRun:
     """Reads and computations of one chunk."""
     products = [
-        _narrowed(sum_, access, columns, online.columns) for sum_, access in zip(sums, kept)
+        _narrowed(sum_, access, columns, online.columns) for sum_, access in zip(sums, blocks)
     ]
     wanted = [
         (var, access)
@@ -192,11 +194,11 @@ def _run(
         products.insert(0, _narrowed(level, inner, columns, online.columns))
         requests = request(eqns, [*wanted, (level.invars[0], products[0].pull.inputs[0])])
         _only([requests], level.outvars[0])
-    made = {var for step in requests.steps for var in step.eqn.outvars}
+    computed = {var for step in requests.steps for var in step.eqn.outvars}
     read = [
         (source, hull)
         for source, hulls in requests.hulls.items()
-        if source not in made
+        if source not in computed
         for hull in hulls
     ]  # also by the reductions themselves
     return ChunkRun(replace(requests, inputs=read), tuple(products))

@@ -37,8 +37,13 @@ class _Found:
     cost: Cost
 
     @classmethod
-    def of(cls, made: Schedule) -> _Found:
-        return cls(made.grid, made.blocks, tuple(access for _, access in made.outputs), made.cost)
+    def of(cls, schedule: Schedule) -> _Found:
+        return cls(
+            schedule.grid,
+            schedule.blocks,
+            tuple(access for _, access in schedule.outputs),
+            schedule.cost,
+        )
 
     def schedule(self, eqns: Sequence, outputs: Sequence) -> Schedule:
         placed = tuple(zip(outputs, self.accesses, strict=True))
@@ -58,7 +63,7 @@ class _Searches:
 
     kinds: dict = field(default_factory=dict)
     kind_of: dict = field(default_factory=dict)
-    found: dict[tuple, _Found | _InChunks | Exception | None] = field(default_factory=dict)
+    results: dict[tuple, _Found | _InChunks | Exception | None] = field(default_factory=dict)
 
     def key(self, eqns: Sequence, outputs: Sequence) -> tuple:
         """Equal for groups that differ only in the names of values."""
@@ -89,12 +94,12 @@ def _description(eqn) -> tuple:
         for k, atom in enumerate(eqn.invars)
         if isinstance(atom, jex.Literal)
     )
-    found = (eqn.primitive, params, types, literals)
+    description = (eqn.primitive, params, types, literals)
     try:
-        hash(found)
+        hash(description)
     except TypeError:
         return (id(eqn),)
-    return found
+    return description
 
 
 _current: contextvars.ContextVar[_Searches | None] = contextvars.ContextVar(
@@ -118,49 +123,49 @@ def memoised_search(
 ) -> Schedule:
     """Memoised `search`; raises as it does. Each `accept` has results of its own."""
     outputs = root_first(outputs)
-    found = _once(
+    schedule = _once(
         (accept,),
         eqns,
         outputs,
         lambda: search(eqns, outputs, machine, accept),
         lambda blocks: schedule_at(eqns, outputs, blocks, machine),
     )
-    assert found is not None, "a search raises where it finds nothing"
-    return found
+    assert schedule is not None, "a search raises where it finds nothing"
+    return schedule
 
 
-def tall_blocks_once(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
+def tall_blocks_once(eqns: Sequence, schedule: Schedule, machine: CostModel) -> Schedule | None:
     """Remembers results of `tall_blocks`."""
-    outputs = [var for var, _ in found.outputs]
+    outputs = [var for var, _ in schedule.outputs]
     return _once(
-        ("tall", found.online is None),
+        ("tall", schedule.online is None),
         eqns,
         outputs,
-        lambda: tall_blocks(eqns, found, machine),
+        lambda: tall_blocks(eqns, schedule, machine),
         lambda blocks: schedule_at(eqns, outputs, blocks, machine),
     )
 
 
-def memoised_extension(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
+def memoised_extension(eqns: Sequence, schedule: Schedule, machine: CostModel) -> Schedule | None:
     """Remembers results of `schedule_more`. Raises as that does."""
-    outputs, accesses = zip(*found.outputs)
+    outputs, accesses = zip(*schedule.outputs)
 
     def look(*_) -> Schedule | None:
-        return schedule_more(eqns, found, machine)
+        return schedule_more(eqns, schedule, machine)
 
-    return _once(("more", found.blocks, accesses), eqns, outputs, look, look)
+    return _once(("more", schedule.blocks, accesses), eqns, outputs, look, look)
 
 
 def memoised_growth(
-    eqns: Sequence, outputs: Sequence, found: Schedule, machine: CostModel
+    eqns: Sequence, outputs: Sequence, schedule: Schedule, machine: CostModel
 ) -> Schedule | None:
     """Remembers results of `grown`, except where growing takes less time than looking up. Raises as that does."""
     outputs = root_first(outputs)
-    if in_front(eqns, outputs, found) is not None:
-        return grown(eqns, outputs, found, machine)
+    if in_front(eqns, outputs, schedule) is not None:
+        return grown(eqns, outputs, schedule, machine)
 
     def look(*_) -> Schedule | None:
-        return grown(eqns, outputs, found, machine)
+        return grown(eqns, outputs, schedule, machine)
 
     return _once(("one program",), eqns, outputs, look, look)
 
@@ -181,20 +186,20 @@ def _once(
     if searches is None:
         return look()
     key = (*what, runs_are_allowed(), *searches.key(eqns, outputs))
-    if key not in searches.found:
+    if key not in searches.results:
         try:
-            made = look()
+            result = look()
         except (Unfusable, NeedsWhole) as e:
-            searches.found[key] = e
+            searches.results[key] = e
             raise
-        if made is None:
-            searches.found[key] = None
-        elif made.online is not None:
-            searches.found[key] = _InChunks(made.blocks)
+        if result is None:
+            searches.results[key] = None
+        elif result.online is not None:
+            searches.results[key] = _InChunks(result.blocks)
         else:
-            searches.found[key] = _Found.of(made)
-        return made
-    match searches.found[key]:
+            searches.results[key] = _Found.of(result)
+        return result
+    match searches.results[key]:
         case Exception() as error:
             raise error.with_traceback(None)
         case _InChunks(blocks):

@@ -165,16 +165,16 @@ class Wavefront:
 
     def margins(self, var) -> list[tuple[int, int]]:
         """Per dimension of a carry, elements before and behind it that a step reads; none along the front."""
-        found = [(0, 0)] * len(var.aval.shape)
+        margins = [(0, 0)] * len(var.aval.shape)
         for hull in self.reads.hulls(var):
             for dim, (span, size) in enumerate(zip(hull, var.aval.shape)):
                 if dim != self.axis(var):
-                    low, high = found[dim]
-                    found[dim] = (
+                    low, high = margins[dim]
+                    margins[dim] = (
                         max(low, -span.start.const),
                         max(high, span.start.const + span.size - size),
                     )
-        return found
+        return margins
 
 
 def wavefronts(

@@ -31,18 +31,12 @@ from pbkern.fuse.tiling.block_options import FEW_OUTER_ELEMENTS
 from pbkern.fuse.tiling.block_search import Schedule, search
 from pbkern.fuse.tiling.time_skewing import Wavefront, price, wavefronts
 
+from .limits import TimeTilingLimits
 from .periodic_borders import continued, periodic_dimensions, reach, with_periodic_halos
-from .windows_as_slices import AS_SLICES, is_window
+from .windows_as_slices import as_slices, is_window
 
 # Steps per kernel that are tried, in this order. More steps take longer to compile.
 STEPS = (2, 4, 5, 8, 10)
-# The most modelled time of more steps, relative to fewer, with which trying goes on. Source: not
-# recorded.
-STEPS_GAIN = 0.96
-# Most equations of a kernel's steps together: bounds code size and compile time.
-MOST_STEPS_EQUATIONS = 220
-# Most work repeated in halos.
-MAX_RECOMPUTE = 1.25
 
 
 @dataclass(frozen=True)
@@ -53,22 +47,22 @@ class TimeBlocks:
     rest: Inner | None
 
 
-def is_stencil(parts: Partition, body: jex.Jaxpr) -> bool:
+def is_stencil(parts: Partition, body: jex.Jaxpr, limits: TimeTilingLimits) -> bool:
     """Is it groups of cheap equations with small halos that make an array?"""
-    local = all(_is_local(eqn) for node in parts.nodes for eqn in node.eqns)
+    local = all(_is_local(eqn, limits) for node in parts.nodes for eqn in node.eqns)
     kinds = {node.kind for node in parts.nodes}
     ours = "group" in kinds and kinds <= {"group", "alias"}
     return ours and local and max(array_aval(var).ndim for var in body.outvars) > 0
 
 
-def _is_local(eqn) -> bool:
+def _is_local(eqn, limits: TimeTilingLimits) -> bool:
     name = eqn.primitive.name
     if name in SINGLE_PASS and "axes" in eqn.params:
         return (
             math.prod(eqn.invars[0].aval.shape[axis] for axis in eqn.params["axes"])
             <= FEW_OUTER_ELEMENTS
         )
-    return name in ELEMENTWISE or name in VIEWS or is_window(eqn)
+    return name in ELEMENTWISE or name in VIEWS or is_window(eqn, limits)
 
 
 def tile_time(
@@ -77,55 +71,56 @@ def tile_time(
     counts: tuple[int, int],
     length: int,
     machine: CostModel,
+    limits: TimeTilingLimits,
 ) -> TimeBlocks | None:
     """The number of steps per kernel that the model prefers; None for one step.
 
     `body`: (*consts, *carries, *elements of xs) -> carries. `counts`: numbers of consts and carries. `parts`: its partition.
     """
-    if not is_stencil(parts, body.jaxpr):
+    if not is_stencil(parts, body.jaxpr, limits):
         return None
-    step = _step(body, counts)
+    step = _step(body, counts, limits)
     seconds = (sum(node.seconds for node in parts.nodes) + _copying(body.jaxpr, machine)) * length
     fronts = [
-        _OverlappedBody(*found)
-        for found in wavefronts(step.body, counts, step.periodic, length, machine)
+        _OverlappedBody(*front)
+        for front in wavefronts(step.body, counts, step.periodic, length, machine)
     ]
     # A wavefront of as many steps as a tile ever takes is less work than the tile: no search is
     # needed.
     tiles = not any(tiled.wave.steps >= min(length, max(STEPS, default=0)) for tiled in fronts)
-    best, seconds = _best_tile(step, length, seconds, machine) if tiles else (None, seconds)
+    best, seconds = _best_tile(step, length, seconds, machine, limits) if tiles else (None, seconds)
     for front in fronts:
         total = front.cost.seconds * -(-length // front.steps)
-        if total < seconds * STEPS_GAIN:
+        if total < seconds * limits.steps_gain:
             best, seconds = front, total
     if best is None:
         return None
     left = length % best.steps
-    rest = best.shorter(step, left, machine) if left else None
+    rest = best.shorter(step, left, machine, limits) if left else None
     if left and rest is None:
         return None
     return TimeBlocks(best.inner(), None if rest is None else rest.inner())
 
 
 def _best_tile(
-    step: _Step, length: int, seconds: float, machine: CostModel
+    step: _Step, length: int, seconds: float, machine: CostModel, limits: TimeTilingLimits
 ) -> tuple[_Unrolled | _OverlappedBody | None, float]:
     """(several steps of a tile, seconds of the loop), if that takes less than `seconds`."""
     best = None
     for steps in (count for count in STEPS if count <= min(length, step.most)):
-        found = _unrolled(step, steps, machine)
-        if found is None:
+        unrolled = _unrolled(step, steps, machine, limits)
+        if unrolled is None:
             break
         # The rest is priced as a part of a full round, and as no less than one.
-        turn = found.schedule.cost.seconds + _copying(found.jaxpr, machine)
+        turn = unrolled.schedule.cost.seconds + _copying(unrolled.jaxpr, machine)
         total = turn * (length // steps + (1 if length % steps else 0))
-        if total > seconds * STEPS_GAIN:
+        if total > seconds * limits.steps_gain:
             # One bad number of steps, such as one that does not divide the length, does not end the
             # search.
             if turn / steps > seconds / length:
                 break
             continue
-        best, seconds = found, total
+        best, seconds = unrolled, total
     return best, seconds
 
 
@@ -156,8 +151,10 @@ class _Unrolled:
         )
         return Inner(self.jaxpr, Partition([node], [why]), [node], self.steps)
 
-    def shorter(self, step: _Step, steps: int, machine: CostModel) -> _Unrolled | None:
-        return _unrolled(step, steps, machine)
+    def shorter(
+        self, step: _Step, steps: int, machine: CostModel, limits: TimeTilingLimits
+    ) -> _Unrolled | None:
+        return _unrolled(step, steps, machine, limits)
 
 
 # (*consts, *carries, *xs) -> carries after some steps of a loop's body
@@ -217,7 +214,9 @@ class _OverlappedBody:
         )
         return Inner(jaxpr, Partition([node], [why]), [node], wave.steps)
 
-    def shorter(self, step: _Step, steps: int, machine: CostModel) -> _OverlappedBody | None:
+    def shorter(
+        self, step: _Step, steps: int, machine: CostModel, limits: TimeTilingLimits
+    ) -> _OverlappedBody | None:
         wave = replace(self.wave, steps=steps)
         cost = price(wave, machine)
         return _OverlappedBody(wave, cost) if cost is not None else None
@@ -233,8 +232,8 @@ class _Step:
     most: int
 
 
-def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
-    body = retrace(body, AS_SLICES)
+def _step(body: jex.ClosedJaxpr, counts: tuple[int, int], limits: TimeTilingLimits) -> _Step:
+    body = retrace(body, as_slices(limits))
     rolled = with_periodic_halos(body)
     periodic = periodic_dimensions(rolled.jaxpr, counts)
     if periodic is None or not any(periodic):
@@ -242,7 +241,7 @@ def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
             body,
             counts,
             [set() for _ in body.jaxpr.invars],
-            MOST_STEPS_EQUATIONS // max(len(body.jaxpr.eqns), 1),
+            limits.most_step_equations // max(len(body.jaxpr.eqns), 1),
         )
     extent = min(
         var.aval.shape[dim] for var, dims in zip(rolled.jaxpr.invars, periodic) for dim in dims
@@ -251,11 +250,13 @@ def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
         rolled,
         counts,
         periodic,
-        min(MOST_STEPS_EQUATIONS // len(rolled.jaxpr.eqns), extent // reach(rolled.jaxpr)),
+        min(limits.most_step_equations // len(rolled.jaxpr.eqns), extent // reach(rolled.jaxpr)),
     )
 
 
-def _unrolled(one: _Step, steps: int, machine: CostModel) -> _Unrolled | None:
+def _unrolled(
+    one: _Step, steps: int, machine: CostModel, limits: TimeTilingLimits
+) -> _Unrolled | None:
     """`steps` steps as one group, which takes as many elements of xs at once; None where they cannot be."""
     body, (first, end) = one.body, (one.counts[0], sum(one.counts))
     step: Callable = jex.jaxpr_as_fun(body)
@@ -273,18 +274,20 @@ def _unrolled(one: _Step, steps: int, machine: CostModel) -> _Unrolled | None:
     avals = [
         jax.ShapeDtypeStruct(shape, var.aval.dtype) for shape, var in zip(shapes, body.jaxpr.invars)
     ]
-    made = retrace(jax.make_jaxpr(several)(*avals), {})
-    jaxpr = made.jaxpr
+    traced = retrace(jax.make_jaxpr(several)(*avals), {})
+    jaxpr = traced.jaxpr
     computed = {var for eqn in jaxpr.eqns for var in eqn.outvars}
     outputs = list(
         dict.fromkeys(
             var for var in jaxpr.outvars if not isinstance(var, jex.Literal) and var in computed
         )
     )
-    if made.consts or not outputs:
+    if traced.consts or not outputs:
         return None
     try:
-        found = search(jaxpr.eqns, outputs, machine, lambda cost: cost.recompute <= MAX_RECOMPUTE)
+        schedule = search(
+            jaxpr.eqns, outputs, machine, lambda cost: cost.recompute <= limits.most_recompute
+        )
     except (Unfusable, NeedsWhole, UnsupportedOp, NotImplementedError):
         return None
-    return _Unrolled(jaxpr, outputs, found, steps)
+    return _Unrolled(jaxpr, outputs, schedule, steps)

@@ -21,6 +21,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.jax_types import array_aval
 from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, pull, rules
 from pbkern.fuse.simplify.driver import retrace
+from pbkern.fuse.simplify.facts import Notes
 
 roll_p = jex.Primitive(
     "roll"
@@ -54,14 +55,13 @@ class _BorderWindows:
     """Rewrites that know which values are windows of another, and turn windows as large as their base into rolls."""
 
     def __init__(self) -> None:
-        self.known: dict[
-            int, tuple[object, _Window]
-        ] = {}  # by identity; keeps the value alive, so that its id stays unique
+        self.notes = Notes()
 
     def of(self, x) -> _Window:
-        return self.known[id(x)][1] if id(x) in self.known else _Window(x, (0,) * x.ndim, x.shape)
+        window = self.notes.find("window", x)
+        return window[0] if window else _Window(x, (0,) * x.ndim, x.shape)
 
-    def made(self, eqn, operands, window: _Window) -> list:
+    def replaced(self, eqn, operands, window: _Window) -> list:
         """The equation's results: a roll if the window has its base's shape."""
         base, shape = window.base, window.base.shape
         if window.shape == shape:
@@ -73,8 +73,7 @@ class _BorderWindows:
             result = roll_p.bind(base, starts=starts) if any(starts) else base
         else:
             result = eqn.primitive.bind(*operands, **eqn.params)
-        self.known[id(result)] = (result, window)
-        return [result]
+        return self.notes.note("window", result, window)
 
     def slice(self, eqn, operands):
         (x,), params = operands, eqn.params
@@ -82,7 +81,7 @@ class _BorderWindows:
             return None
         whole = self.of(x)
         starts = tuple(start + index for start, index in zip(whole.starts, params["start_indices"]))
-        return self.made(eqn, operands, _Window(whole.base, starts, eqn.outvars[0].aval.shape))
+        return self.replaced(eqn, operands, _Window(whole.base, starts, eqn.outvars[0].aval.shape))
 
     def concatenate(self, eqn, operands):
         """Adjacent parts of one base are a longer window of it."""
@@ -99,7 +98,7 @@ class _BorderWindows:
             ):
                 return None
             at += part.shape[dim]
-        return self.made(
+        return self.replaced(
             eqn, operands, _Window(first.base, first.starts, eqn.outvars[0].aval.shape)
         )
 
@@ -121,7 +120,7 @@ def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[in
     """
     links: defaultdict = defaultdict(set)
     uneven: set[tuple] = set()
-    found: set[tuple] = set()
+    continued_axes: set[tuple] = set()
     try:
         joined = [each for eqn in body.eqns for each in _links(eqn)]
     except (NeedsWhole, NotImplementedError):
@@ -147,14 +146,14 @@ def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[in
             uneven.add((eqn.outvars[0], eqn.params["dimension"]))
     while waiting:
         place = waiting.pop()
-        if place not in found:
-            found.add(place)
+        if place not in continued_axes:
+            continued_axes.add(place)
             waiting += links[place]
     return (
         None
-        if found & uneven
+        if continued_axes & uneven
         else [
-            {axis for axis in range(array_aval(var).ndim) if (var, axis) in found}
+            {axis for axis in range(array_aval(var).ndim) if (var, axis) in continued_axes}
             for var in body.invars
         ]
     )

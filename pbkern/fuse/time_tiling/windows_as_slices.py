@@ -9,20 +9,21 @@ import math
 import numpy as np
 from jax import lax
 
+from pbkern.fuse.simplify.driver import Rewrite
+
+from .limits import TimeTilingLimits
+
 WINDOWS = {"reduce_window_sum": lax.add, "reduce_window_max": lax.max, "reduce_window_min": lax.min}
-# Windows with more elements (sum over dimensions), and convolutions with more in all, stay as they
-# are.
-MAX_SLICES = 16
 
 
-def is_window(eqn) -> bool:
+def is_window(eqn, limits: TimeTilingLimits) -> bool:
     """Does each result depend on elements of one operand around it, with or without weights?"""
     return eqn.primitive.name in WINDOWS or (
-        eqn.primitive.name == "conv_general_dilated" and _keeps_channels_apart(eqn)
+        eqn.primitive.name == "conv_general_dilated" and _keeps_channels_apart(eqn, limits)
     )
 
 
-def _keeps_channels_apart(eqn) -> bool:
+def _keeps_channels_apart(eqn, limits: TimeTilingLimits) -> bool:
     (x, weights), params = (var.aval for var in eqn.invars), eqn.params
     numbers, channels = params["dimension_numbers"], params["feature_group_count"]
     one_each = (
@@ -37,18 +38,18 @@ def _keeps_channels_apart(eqn) -> bool:
         "float32",
         "float64",
     )
-    few = math.prod(weights.shape[dim] for dim in numbers.rhs_spec[2:]) <= MAX_SLICES
+    few = math.prod(weights.shape[dim] for dim in numbers.rhs_spec[2:]) <= limits.most_slices
     return (
         one_each and steps and unpadded and exact and few and numbers.lhs_spec == numbers.out_spec
     )
 
 
-def window_as_slices(eqn, operands):
+def _window_as_slices(eqn, operands, limits: TimeTilingLimits):
     """Reduces windows one dimension after the other: fewer operations, and halos along each alone."""
     (x,), params = operands, eqn.params
     if (
         any(stride != 1 for stride in params["window_strides"])
-        or sum(params["window_dimensions"]) > MAX_SLICES
+        or sum(params["window_dimensions"]) > limits.most_slices
     ):
         return None
     for axis, (size, apart) in enumerate(
@@ -60,9 +61,9 @@ def window_as_slices(eqn, operands):
     return [x]
 
 
-def convolution_as_slices(eqn, operands):
+def _convolution_as_slices(eqn, operands, limits: TimeTilingLimits):
     """The sum of slices, each times its weight."""
-    if not _keeps_channels_apart(eqn):
+    if not _keeps_channels_apart(eqn, limits):
         return None
     (x, kernel), params = operands, eqn.params
     numbers, shape = params["dimension_numbers"], eqn.outvars[0].aval.shape
@@ -78,6 +79,8 @@ def convolution_as_slices(eqn, operands):
     return [functools.reduce(lax.add, terms)]
 
 
-AS_SLICES = dict.fromkeys(WINDOWS, window_as_slices) | {
-    "conv_general_dilated": convolution_as_slices
-}
+def as_slices(limits: TimeTilingLimits) -> dict[str, Rewrite]:
+    """The rewrites, by primitive."""
+    windows = functools.partial(_window_as_slices, limits=limits)
+    convolutions = functools.partial(_convolution_as_slices, limits=limits)
+    return dict.fromkeys(WINDOWS, windows) | {"conv_general_dilated": convolutions}

@@ -52,8 +52,8 @@ def find(kernel: Kernel) -> dict[int, Shift]:
     """Grid dimensions whose last block can be moved back."""
     if kernel.aliases or not kernel.outputs or not is_function(kernel):
         return {}
-    found = {axis: _shift(kernel, axis) for axis in range(len(kernel.grid))}
-    return {dim: shift for dim, shift in found.items() if shift is not None}
+    shifts = {axis: _shift(kernel, axis) for axis in range(len(kernel.grid))}
+    return {dim: shift for dim, shift in shifts.items() if shift is not None}
 
 
 def is_function(kernel: Kernel) -> bool:
@@ -136,11 +136,11 @@ def _shift(kernel: Kernel, axis: int) -> Shift | None:
     ]
     if any(position is None or position.coefficient(axis) % size for position in starts):
         return None
-    found = Shift(size, extent - size)
+    shift = Shift(size, extent - size)
     return (
         None
-        if any(_crosses(operand, axis, found, kernel.grid) for operand in kernel.inputs)
-        else found
+        if any(_crosses(operand, axis, shift, kernel.grid) for operand in kernel.inputs)
+        else shift
     )
 
 

@@ -33,12 +33,12 @@ class Extent:
 
     def is_in_bounds(self, bounds: Bounds) -> bool | None:
         """Whether it does for every program within `bounds`, for none, or for some, as far as is known (None)."""
-        found = interval(self.start, bounds)
-        if found is None:
+        first = interval(self.start, bounds)
+        if first is None:
             return None
-        if found[0] >= 0 and found[1] + self.size <= self.length:
+        if first[0] >= 0 and first[1] + self.size <= self.length:
             return True
-        return False if found[1] < 0 or found[0] + self.size > self.length else None
+        return False if first[1] < 0 or first[0] + self.size > self.length else None
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def extents(start: Index, dims: Sequence, shape: Sequence[int]) -> list[Extent]:
 
 def ragged_dimensions(blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel) -> tuple[int, ...]:
     """Grid dimensions at whose last index, alone, blocks cross ends of arrays; () where others may do so, or to no use."""
-    found = set()
+    ragged = set()
     dynamic = {dim for dim, _ in kernel.dynamic_grid}
     for block in blocks:
         if block.is_in_bounds(bounds) is not None:
@@ -79,26 +79,26 @@ def ragged_dimensions(blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel) 
         before = {symbol: (0, kernel.grid[axis] - 2)}
         if axis in dynamic or kernel.grid[axis] < 2 or not block.is_in_bounds(before):
             return ()
-        found.add(axis)
+        ragged.add(axis)
     long = (
-        len(found) > 1
-        and sum(1 for _ in equations(kernel.body.jaxpr)) << len(found) > MOST_EQUATIONS
+        len(ragged) > 1
+        and sum(1 for _ in equations(kernel.body.jaxpr)) << len(ragged) > MOST_EQUATIONS
     )
-    return () if long else tuple(sorted(found))
+    return () if long else tuple(sorted(ragged))
 
 
 def variants(
     dims: Sequence[int], blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel
 ) -> list[EdgeVariant]:
     """One for each set of the ragged dimensions `dims`."""
-    found = []
+    variants_so_far = []
     for count in range(len(dims) + 1):
         for last in map(frozenset, itertools.combinations(dims, count)):
-            own = {
+            ends = {
                 f"%g{dim}": (extent - 1, extent - 1) if dim in last else (0, extent - 2)
                 for dim in dims
                 for extent in [kernel.grid[dim]]
             }
-            guarded = any(not block.is_in_bounds({**bounds, **own}) for block in blocks)
-            found.append(EdgeVariant({**bounds, **own}, guarded, last))
-    return found
+            guarded = any(not block.is_in_bounds({**bounds, **ends}) for block in blocks)
+            variants_so_far.append(EdgeVariant({**bounds, **ends}, guarded, last))
+    return variants_so_far

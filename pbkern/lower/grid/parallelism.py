@@ -35,30 +35,30 @@ def grid_dimensions(kernel: Kernel, options: BuildOptions) -> tuple[GridDimensio
     """One entry per grid dimension."""
     semantics = options.semantics
     dynamic = {dim for dim, _ in kernel.dynamic_grid}
-    found = []
+    dimensions = []
     for axis, size in enumerate(kernel.grid):
         if axis in dynamic:
-            found.append(GridDimension(axis, None, False, "because an operand gives its size"))
+            dimensions.append(GridDimension(axis, None, False, "because an operand gives its size"))
         elif semantics is not None:
-            found.append(
+            dimensions.append(
                 GridDimension(
                     axis, size, semantics[axis] == "parallel", f'declared "{semantics[axis]}"'
                 )
             )
         elif size == 1:
-            found.append(GridDimension(axis, size, True, "a single program"))
+            dimensions.append(GridDimension(axis, size, True, "a single program"))
         else:
             shared = _shared_memory(kernel, axis)
             why = shared or _overlap(kernel, axis)
             proof = "blocks"
             if why is not None and not shared and _apart_in_body(kernel, axis, options):
                 why, proof = None, "elements"
-            found.append(
+            dimensions.append(
                 GridDimension(
                     axis, size, why is None, why or f"proved: its programs write disjoint {proof}"
                 )
             )
-    return tuple(found)
+    return tuple(dimensions)
 
 
 def _shared_memory(kernel: Kernel, dim: int) -> str | None:

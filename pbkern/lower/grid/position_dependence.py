@@ -87,10 +87,10 @@ class _MovedAxes:
             )
         known = self.axes.get(store.buf.root)
         tried = [None, *range(len(store.buf.shape))] if known is None else [known]
-        found = next((axis for axis in tried if self._suits(store, nest, axis)), -1)
-        if found == -1:
+        axis_moved = next((axis for axis in tried if self._suits(store, nest, axis)), -1)
+        if axis_moved == -1:
             return False
-        self.axes[store.buf.root] = found
+        self.axes[store.buf.root] = axis_moved
         return True
 
     def _suits(self, store: Store, nest: Nest, axis: int | None) -> bool:

@@ -21,8 +21,8 @@ from pbkern.dsl.primitives.ref_access import is_ref_access, is_whole, ref_access
 
 def restarting_dimension(kernel: Kernel, scratch: int) -> int:
     """The grid dimension along which scratch is first handed on; programs that differ before it hand on nothing."""
-    found = _restart(kernel, scratch)
-    return 0 if found is None else found
+    dim = _restart(kernel, scratch)
+    return 0 if dim is None else dim
 
 
 def starts_overwritten(kernel: Kernel, scratch: int) -> bool:
@@ -45,8 +45,8 @@ def _restart(kernel: Kernel, scratch: int) -> int | None:
         or first.invars[0] is ref
     ):
         return None
-    made = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-    dims = _dimensions_at_zero(first.invars[0], made)
+    makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    dims = _dimensions_at_zero(first.invars[0], makers)
     branch = first.params["branches"][1].jaxpr
     inner = [var for var, atom in zip(branch.invars, first.invars[1:]) if atom is ref]
     touched = next((eqn for eqn in branch.eqns if inner[0] in _variables(eqn.invars)), None)
@@ -78,20 +78,20 @@ def _overwrites(eqn, ref, jaxpr: jex.Jaxpr) -> bool:
     )
 
 
-def _dimensions_at_zero(atom, made: dict) -> set[int]:
+def _dimensions_at_zero(atom, makers: dict) -> set[int]:
     """Grid dimensions at whose index 0, of all of them, a test holds; none where it is another test."""
-    eqn = made.get(atom) if isinstance(atom, jex.Var) else None
+    eqn = makers.get(atom) if isinstance(atom, jex.Var) else None
     if eqn is None:
         return set()
     match eqn.primitive.name:
         case "convert_element_type":
-            return _dimensions_at_zero(eqn.invars[0], made)
+            return _dimensions_at_zero(eqn.invars[0], makers)
         case "and":
-            parts = [_dimensions_at_zero(var, made) for var in eqn.invars]
+            parts = [_dimensions_at_zero(var, makers) for var in eqn.invars]
             return parts[0] | parts[1] if all(parts) else set()
         case "eq":
             index, number = eqn.invars
-            of = made.get(index) if isinstance(index, jex.Var) else None
+            of = makers.get(index) if isinstance(index, jex.Var) else None
             zero = isinstance(number, jex.Literal) and literal_value(number) == 0
             return (
                 {of.params["axis"]}

@@ -60,13 +60,13 @@ class _BodyAccesses:
 
 def moves_apart(kernel: Kernel, output: int, dim: int, options: BuildOptions) -> bool:
     """Whether programs that differ in grid dimension `dim` never access the same element of a result."""
-    found = _accesses(kernel, options)
-    if found is None:
+    body = _accesses(kernel, options)
+    if body is None:
         return False
-    accesses = found.by_result.get(output)
+    accesses = body.by_result.get(output)
     if not accesses:
         return False
-    return _by_multiples(kernel, accesses, dim) or _by_trying(kernel, accesses, found.lets, dim)
+    return _by_multiples(kernel, accesses, dim) or _by_trying(kernel, accesses, body.lets, dim)
 
 
 def _grid_symbols(kernel: Kernel) -> list[str]:
@@ -74,19 +74,19 @@ def _grid_symbols(kernel: Kernel) -> list[str]:
 
 
 def _by_multiples(kernel: Kernel, accesses: list[_StoredElements], dim: int) -> bool:
-    own, grid = f"%g{dim}", set(_grid_symbols(kernel))
+    symbol, grid = f"%g{dim}", set(_grid_symbols(kernel))
     for axis in range(len(accesses[0].index)):
         indices = [access.index[axis] for access in accesses]
-        factors = {index.coefficient(own) for index in indices}
+        factors = {index.coefficient(symbol) for index in indices}
         if (
             len(factors) > 1
             or factors == {0}
-            or any(index.symbols & grid != {own} for index in indices)
+            or any(index.symbols & grid != {symbol} for index in indices)
         ):
             continue
         (factor,) = factors
         ranges = [
-            interval(index - Affine.symbol(own, factor), access.bounds)
+            interval(index - Affine.symbol(symbol, factor), access.bounds)
             for index, access in zip(indices, accesses)
         ]
         known = [ends for ends in ranges if ends is not None]
@@ -103,9 +103,9 @@ def _by_trying(kernel: Kernel, accesses: list[_StoredElements], lets: list[Let],
     points = np.indices(kernel.grid).reshape(len(kernel.grid), -1)
     symbols = dict(zip(_grid_symbols(kernel), points))
     for let in lets:
-        found = values_at(let.value, symbols) if let.value.symbols <= symbols.keys() else None
-        if found is not None:
-            symbols[let.name] = np.broadcast_to(found, points.shape[1:])
+        values = values_at(let.value, symbols) if let.value.symbols <= symbols.keys() else None
+        if values is not None:
+            symbols[let.name] = np.broadcast_to(values, points.shape[1:])
     boxes: list[list[tuple[np.ndarray, np.ndarray]]] = []
     for access in accesses:
         extents = [_extent(position, access.bounds, symbols) for position in access.index]
@@ -165,7 +165,7 @@ def _accesses(kernel: Kernel, options: BuildOptions) -> _BodyAccesses | None:
         builder, stmts = _built(kernel, bufs, options)
     except UnsupportedOp:  # an error when the kernel is compiled
         return None
-    found: dict[int, list[_StoredElements] | None] = {}
+    stored: dict[int, list[_StoredElements] | None] = {}
     lets: list[Let] = []
     for stmt in every(stmts):
         if isinstance(stmt, Sort) and any(buffer.root in results for buffer in stmt.buffers):
@@ -180,13 +180,13 @@ def _accesses(kernel: Kernel, options: BuildOptions) -> _BodyAccesses | None:
         for buf, index in _touched(stmt):
             if buf.root in results:
                 result = results[buf.root]
-                accesses = found.setdefault(result, [])
+                accesses = stored.setdefault(result, [])
                 affine = [place for place in index if place is not None]
                 if buf.shape != buf.root.shape or len(affine) < len(index):
-                    found[result] = None
+                    stored[result] = None
                 elif accesses is not None:
                     accesses.append(_StoredElements(tuple(affine), bounds))
-    return _BodyAccesses(found, lets)
+    return _BodyAccesses(stored, lets)
 
 
 def _built(
@@ -226,8 +226,12 @@ def _built(
             for start in starts
         )
         axes = iter(range(len(mapping.ref_shape)))
-        kept = tuple(None if isinstance(dim, Squeezed) else next(axes) for dim in mapping.dims)
-        refs.append(RefView(buf, mapping.ref_shape, mapping.array.dtype, offsets, kept, True))
+        axes_of_ref = tuple(
+            None if isinstance(dim, Squeezed) else next(axes) for dim in mapping.dims
+        )
+        refs.append(
+            RefView(buf, mapping.ref_shape, mapping.array.dtype, offsets, axes_of_ref, True)
+        )
     for scratch in kernel.scratch:
         buf = Buf(builder.names("%t"), scratch.shape, scratch.dtype, arena=True)
         refs.append(

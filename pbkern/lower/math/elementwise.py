@@ -109,10 +109,10 @@ def _in_range(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
         wrong = b.cmp("eq", x, b.c(high, x.el))
     else:
         wrong = b.cmp("ge" if low < high else "lt", moved, b.c(count, x.el), unsigned=True)
-    found = b.report(RangeReport(b.cast("arith.extsi", wrong, x.el) if x.lanes else wrong), x)
+    index = b.report(RangeReport(b.cast("arith.extsi", wrong, x.el) if x.lanes else wrong), x)
     if high <= 0 < low:
-        b.known.divisors.add(found.name)
-    return found
+        b.known.divisors.add(index.name)
+    return index
 
 
 RULES.register("copy", "stop_gradient")(lambda b, eqn, x: x)

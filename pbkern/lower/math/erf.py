@@ -13,8 +13,8 @@ from .horner import fit
 def erf(b: Builder, x: Ssa) -> Ssa:
     """x (1 + E(x**2)) up to 1; beyond, 1 - erfc(|x|), in f32 with erfc as 2**Q(|x|)."""
     b = b.strict()
-    if (own := b.math.lookup("erf", x.el)) is not None:
-        return own(b, x)
+    if (special := b.math.lookup("erf", x.el)) is not None:
+        return special(b, x)
     el = x.el
     magnitude, one = b.abs(x), b.c(1, el)
     z = b.mul(x, x)
@@ -49,8 +49,8 @@ def _erfc_positive(b: Builder, a: Ssa) -> Ssa:
 def erfc(b: Builder, x: Ssa) -> Ssa:
     """Keeps its relative accuracy in the tail; 2 - erfc(-x) for negative x."""
     b = b.strict()
-    own = b.math.lookup("erfc", x.el)
-    return erfc_by_parts(b, x) if own is None else own(b, x)
+    special = b.math.lookup("erfc", x.el)
+    return erfc_by_parts(b, x) if special is None else special(b, x)
 
 
 def erfc_by_parts(b: Builder, x: Ssa) -> Ssa:

@@ -97,8 +97,8 @@ def exp(b: Builder, x: Ssa, *, nonpositive: bool = False) -> Ssa:
     (f32); degree 7, 1e-10 (f64); results below 2**-125 (2**-1021) may be zero.
     """
     b, fmt = b.strict(), FORMATS[x.el]
-    if (own := b.math.lookup("exp", x.el)) is not None:
-        return own(b, x)
+    if (special := b.math.lookup("exp", x.el)) is not None:
+        return special(b, x)
     flushed = math.log(2) * (
         0.51 - fmt.bias
     )  # the least argument's scale has exponent field 0: it is zero
@@ -122,8 +122,8 @@ def _exp2_parts(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
 
 def exp2(b: Builder, x: Ssa) -> Ssa:
     b, fmt = b.strict(), FORMATS[x.el]
-    if (own := b.math.lookup("exp2", x.el)) is not None:
-        return own(b, x)
+    if (special := b.math.lookup("exp2", x.el)) is not None:
+        return special(b, x)
     x = b.at_most(b.at_least(x, fmt.exp_low / math.log(2)), fmt.bias + 1.25)
     scale, polynomial = _exp2_parts(b, x)
     return _lifted(b, x, polynomial, scale, fmt.subnormal / math.log(2))
@@ -165,8 +165,8 @@ def logistic(b: Builder, x: Ssa) -> Ssa:
 def tanh(b: Builder, x: Ssa) -> Ssa:
     """e / (e + 2) with e = expm1(2 |x|)."""
     b = b.strict()
-    if (own := b.math.lookup("tanh", x.el)) is not None:
-        return own(b, x)
+    if (special := b.math.lookup("tanh", x.el)) is not None:
+        return special(b, x)
     clamped = b.at_most(b.abs(x), 9.5 if x.el == "f32" else 20.0)
     e = _expm1_unclamped(b, b.add(clamped, clamped))
     return b.copysign(b.div(e, b.add(e, b.c(2, x.el))), x)
@@ -257,16 +257,16 @@ def log_split(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
 
 def log(b: Builder, x: Ssa) -> Ssa:
     b = b.strict()
-    if (own := b.math.lookup("log", x.el)) is not None:
-        return own(b, x)
+    if (special := b.math.lookup("log", x.el)) is not None:
+        return special(b, x)
     return _log_specials(b, x, _log_sum(b, *log_split(b, x)))
 
 
 def log1p(b: Builder, x: Ssa) -> Ssa:
     """log(u) with u = 1 + x rounded; what rounding lost is added to the reduced argument."""
     b, fmt = b.strict(), FORMATS[x.el]
-    if (own := b.math.lookup("log1p", x.el)) is not None:
-        return own(b, x)
+    if (special := b.math.lookup("log1p", x.el)) is not None:
+        return special(b, x)
     one = b.c(1, x.el)
     u = b.add(x, one)
     back = b.sub(u, one)
@@ -366,10 +366,10 @@ def _two_product(b: Builder, x: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
     return product, b.fma(x, y, b.neg(product))
 
 
-def _fast_two_sum(b: Builder, x: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
-    """For |x| >= |y|."""
-    total = b.add(x, y)
-    return total, b.sub(y, b.sub(total, x))
+def sum_with_rest(b: Builder, large: Ssa, small: Ssa) -> tuple[Ssa, Ssa]:
+    """large + small, rounded, and what rounding took from it (T. J. Dekker, 1971)."""
+    total = b.add(large, small)
+    return total, b.sub(small, b.sub(total, large))
 
 
 def _log_double(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
@@ -388,11 +388,11 @@ def _log_double(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     low = b.fma(
         z, b.c(1.850371707708594e-17, "f64"), b.fma(z_low, b.c(1 / 3, "f64"), low)
     )  # 1/3 - fl(1/3)
-    high, low = _fast_two_sum(b, high, b.fma(b.mul(z, z), fit(b, z, "atanh_rest"), low))
+    high, low = sum_with_rest(b, high, b.fma(b.mul(z, z), fit(b, z, "atanh_rest"), low))
     two_s, two_s_low = b.add(s, s), b.add(s_low, s_low)
     p, p_low = _two_product(b, two_s, high)
     p_low = b.fma(two_s, low, b.fma(two_s_low, high, p_low))
-    q, q_low = _fast_two_sum(b, two_s, p)
+    q, q_low = sum_with_rest(b, two_s, p)
     q_low = b.add(q_low, b.add(p_low, two_s_low))
     n, n_low = _two_product(b, k, b.c(LN2[0], "f64"))
     n_low = b.fma(k, b.c(LN2[1], "f64"), n_low)
@@ -401,7 +401,7 @@ def _log_double(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     swap = b.cmp("eq", k, b.c(0, "f64"))
     large, less = b.select(swap, q, n), b.select(swap, n, q)
     error = b.sub(less, b.sub(total, large))
-    return _fast_two_sum(b, total, b.add(error, b.add(n_low, q_low)))
+    return sum_with_rest(b, total, b.add(error, b.add(n_low, q_low)))
 
 
 def _pow_f64(b: Builder, a: Ssa, y: Ssa) -> Ssa:

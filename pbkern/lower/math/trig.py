@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pbkern.lower.mlir.ops import Builder, Ssa
 
-from .exp_log import FORMATS, keep_tiny
+from .exp_log import FORMATS, keep_tiny, sum_with_rest
 from .horner import fit
 
 # pi / 2 as a sum of three numbers of each type; 2 / pi in words of 64 bits (OEIS A019669, A060294)
@@ -71,7 +71,7 @@ def _by_quadrant_with_rest(
     product = b.mul(n, second)
     near = b.sub(start, product)
     lost = b.sub(b.sub(b.sub(start, near), product), b.fma(n, second, b.neg(product)))
-    r, rest = _with_rest(b, near, b.fma(b.neg(n), third, lost))
+    r, rest = sum_with_rest(b, near, b.fma(b.neg(n), third, lost))
     y = finish(b, b.bitcast(shifted, fmt.int_el), r, rest)
     far = b.cmp("gt", b.abs(x), b.c(CODY_WAITE_MAX[el], el))
     return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, x, with_rest=True)))
@@ -182,12 +182,6 @@ def cos(b: Builder, x: Ssa) -> Ssa:
     return _by_quadrant(b, x, finish)
 
 
-def _with_rest(b: Builder, large: Ssa, small: Ssa) -> tuple[Ssa, Ssa]:
-    """large + small, rounded, and what rounding took from it (T. J. Dekker, 1971)."""
-    total = b.add(large, small)
-    return total, b.sub(small, b.sub(total, large))
-
-
 def tan(b: Builder, x: Ssa) -> Ssa:
     """The quotient of sine and cosine, both with what their rounding took, and that of r: such an error would count twice."""
 
@@ -195,11 +189,11 @@ def tan(b: Builder, x: Ssa) -> Ssa:
         z, one = b.mul(remainder, remainder), b.c(1, remainder.el)
         half = b.mul(z, b.c(0.5, remainder.el))
         near = b.sub(one, half)  # about the cosine, the derivative of the sine
-        sine = _with_rest(
+        sine = sum_with_rest(
             b, remainder, b.fma(rest, near, b.mul(b.mul(remainder, z), fit(b, z, "sin")))
         )
         small = b.fma(b.neg(rest), remainder, b.sub(b.sub(one, near), half))
-        cosine = _with_rest(b, near, b.fma(b.mul(z, z), fit(b, z, "cos"), small))
+        cosine = sum_with_rest(b, near, b.fma(b.mul(z, z), fit(b, z, "cos"), small))
         odd = _odd(b, quadrant)
         (above, above_rest), (below, below_rest) = (
             [b.select(odd, if_odd, if_even) for if_odd, if_even in zip(*pair)]
@@ -227,8 +221,8 @@ def _atan_of_ratio(b: Builder, small: Ssa, large: Ssa) -> tuple[Ssa, Ssa]:
     steep = b.cmp("gt", small, b.mul(large, b.c(math.sqrt(2) - 1, el)))
     zero = b.c(0, el)
     (less, less_rest), (more, more_rest) = (
-        _with_rest(b, b.neg(large), small),
-        _with_rest(b, large, small),
+        sum_with_rest(b, b.neg(large), small),
+        sum_with_rest(b, large, small),
     )
     top, top_rest = b.select(steep, less, small), b.select(steep, less_rest, zero)
     bottom, bottom_rest = b.select(steep, more, large), b.select(steep, more_rest, zero)

@@ -23,6 +23,8 @@ SYNTAX = {
     "vector.store": " %s, %s[%s]",
 }
 
+# The operation that calls a function of the module.
+CALL = "func.call"
 
 # LLVM's type of a tile register. LLVM forgets to configure some of the registers that an unrolled loop of tiles uses, which
 # processors refuse: such loops stay loops.
@@ -128,6 +130,11 @@ class Operation:
         return (self.syntax or "").strip()
 
     @property
+    def callee(self) -> str | None:
+        """The function that a call calls, by `call_syntax`; None for all other operations."""
+        return (self.syntax or "")[2:].partition("(")[0] if self.name == CALL else None
+
+    @property
     def indexes(self) -> bool:
         """Whether an operand stands in brackets, as the index of a read or write."""
         syntax = SYNTAX.get(self.name) if self.syntax is None else self.syntax
@@ -200,6 +207,16 @@ def places(count: int) -> str:
     return ", ".join(["%s"] * count)
 
 
+def call_syntax(function: str, count: int) -> str:
+    """The syntax of a call with so many operands."""
+    return f" @{function}({places(count)})"
+
+
+def called(operations: Iterable[Operation]) -> frozenset[str]:
+    """Names of the functions that operations call."""
+    return frozenset(name for op in walk(operations) if (name := op.callee) is not None)
+
+
 def for_syntax(carried: Sequence[str]) -> str:
     """The syntax of scf.for with carried values of these types.
 
@@ -228,9 +245,9 @@ def replaced(
     """Puts other operations in place of those for which `by` returns some, also within regions."""
     changed: list[Operation] = []
     for op in operations:
-        others = by(op)
-        if others is not None:
-            changed += others
+        replacement = by(op)
+        if replacement is not None:
+            changed += replacement
         elif op.regions:
             changed.append(op.with_regions(lambda inside: replaced(inside, by)))
         else:

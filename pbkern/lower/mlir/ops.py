@@ -131,9 +131,9 @@ class Builder:
 
     def of_lanes(self, live: Ssa) -> Builder:
         """This builder where elements exist in these lanes alone."""
-        made = self._copy(self.emit, self.contract)
-        made.live = live
-        return made
+        builder = self._copy(self.emit, self.contract)
+        builder.live = live
+        return builder
 
     # ------------------------------------------------------------------ constants
 

@@ -49,19 +49,19 @@ def is_comparable(el: str, limit: int) -> bool:
     return limit < 1 << min(BITS[el], 32)
 
 
-def nothing(found: Sequence[RangeReport], const: Emit) -> list[RangeReport]:
+def nothing(reports: Sequence[RangeReport], const: Emit) -> list[RangeReport]:
     """Per kind of report: nothing was found."""
-    kinds = dict.fromkeys(report.kind for report in found)
+    kinds = dict.fromkeys(report.kind for report in reports)
     return [
         kind._replace(value=kind.value._replace(name=_number(0, kind.value, const)))
         for kind in kinds
     ]
 
 
-def joined(before: RangeReport, found: Sequence[RangeReport], emit: Emit) -> RangeReport:
-    """`before` and what of `found` is of its kind."""
+def joined(before: RangeReport, reports: Sequence[RangeReport], emit: Emit) -> RangeReport:
+    """`before` and what of `reports` is of its kind."""
     so_far, kind = before.value, before.kind
-    for report in found:
+    for report in reports:
         if report.kind != kind:
             continue
         name, operation = report.value.name, "arith.maxui" if report.limit else "arith.ori"
@@ -76,13 +76,13 @@ def joined(before: RangeReport, found: Sequence[RangeReport], emit: Emit) -> Ran
     return before._replace(value=so_far)
 
 
-def written(found: Sequence[RangeReport], emit: Emit, const: Emit) -> Operation:
+def written(reports: Sequence[RangeReport], emit: Emit, const: Emit) -> Operation:
     """The last operation of a block with these reports: the function's word is set if one of them says so.
 
     No branch: that would keep loops around the block from holding constants in registers.
     """
     some, *rest = (
-        _is_any(joined(none, found, emit), emit, const) for none in nothing(found, const)
+        _is_any(joined(none, reports, emit), emit, const) for none in nothing(reports, const)
     )
     for test in rest:
         some = emit("arith.ori", (some, test), "i1")
@@ -107,6 +107,11 @@ def _is_any(report: RangeReport, emit: Emit, const: Emit) -> str:
 def _number(n: int | list[int], like: Ssa, const: Emit) -> str:
     """The name of a constant."""
     return const(f"dense<{n}>" if like.lanes else str(n), like.type)
+
+
+def calls(at_end: Sequence[str]) -> frozenset[str]:
+    """Names of the functions that lines before a function's return call, see `definitions`."""
+    return frozenset([REPORT] if at_end else [])
 
 
 def definitions(constants: Iterable[Operation]) -> tuple[list[str], list[str]]:

@@ -295,12 +295,12 @@ class Text:
         results = fill(inner, args)
         wrong = range_reports.nothing(inner.wrong, self.const)
         held = [report._replace(value=report.value._replace(name=self.name())) for report in wrong]
-        found = [
+        joined_reports = [
             range_reports.joined(report, inner.wrong, partial(self.put, inner)) for report in held
         ]
         carried, args, results = (
             [*x, *(report.value for report in y)]
-            for x, y in ((carried, wrong), (args, held), (results, found))
+            for x, y in ((carried, wrong), (args, held), (results, joined_reports))
         )
         inner.wrong = []
         types = [carry.type for carry in carried]
@@ -311,7 +311,7 @@ class Text:
             inner.add("scf.yield", tuple(result.name for result in results), ", ".join(types))
         for arg, carry in zip(args, carried):
             operands += [arg.name, carry.name]
-        made = [Ssa(f"{name}#{k}", carry.el, carry.lanes) for k, carry in enumerate(carried)]
+        carries = [Ssa(f"{name}#{k}", carry.el, carry.lanes) for k, carry in enumerate(carried)]
         if self.pins and not inner.has_long_loops and (block.parent is None or not short):
             self._pin(block, inner)
         block.has_long_loops |= inner.has_long_loops or not short
@@ -325,9 +325,11 @@ class Text:
             count=len(carried),
             arguments=(iv, *(arg.name for arg in args)),
         )
-        count = len(made) - len(wrong)
-        block.wrong += [report._replace(value=value) for report, value in zip(wrong, made[count:])]
-        return made[:count]
+        count = len(carries) - len(wrong)
+        block.wrong += [
+            report._replace(value=value) for report, value in zip(wrong, carries[count:])
+        ]
+        return carries[:count]
 
     def unrolled(
         self, block: Block, symbol: str, low: int, high: int, step: int, fill, carried: list[Ssa]

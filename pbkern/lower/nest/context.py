@@ -84,7 +84,9 @@ class NestContext(Generic[Options]):
 
     def __init__(self, options: Options, names: Names | None = None):
         self.options = options
-        self.policy: NestPolicy = options.policy or NestPolicy()
+        policy = options.policy
+        assert policy is None or isinstance(policy, NestPolicy), policy
+        self.policy = policy or NestPolicy()
         self.pool, self.names = Pool(), names or Names()
         self.bounds: dict[str, tuple[int, int]] = {}
         self.kept: frozenset[Buf] = frozenset()

@@ -30,5 +30,5 @@ def apply(info: EqnInfo, args: Sequence[np.ndarray]) -> np.ndarray:
         raise InternalError(f"nest: the interpreter has no operation `{info.primitive}`")
     if row.in_memory:
         args = [rounded(arg, dtype) for arg, dtype in zip(args, info.in_dtypes)]
-    found = row.computed(args, info.params, info.out_dtype)
-    return found.astype(register_dtype(info.out_dtype))
+    result = row.computed(args, info.params, info.out_dtype)
+    return result.astype(register_dtype(info.out_dtype))

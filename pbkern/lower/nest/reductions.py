@@ -282,8 +282,8 @@ def accumulated(
     values = np.moveaxis(np.broadcast_to(args[0], shape).astype(dtype), axes, range(-len(axes), 0))
     rows = values.reshape(*values.shape[: values.ndim - len(axes)], -1)
     with np.errstate(all="ignore"):
-        found = ufunc.accumulate(rows, axis=-1, dtype=dtype).astype(reduction.dtype)
-    return np.moveaxis(found.reshape(values.shape), range(-len(axes), 0), axes)
+        running = ufunc.accumulate(rows, axis=-1, dtype=dtype).astype(reduction.dtype)
+    return np.moveaxis(running.reshape(values.shape), range(-len(axes), 0), axes)
 
 
 def _operation(reduction: Reduction) -> tuple[np.ufunc, np.dtype]:
@@ -308,16 +308,16 @@ def _sum_of_products(
         array = np.broadcast_to(
             array, [1] * (len(shape) - np.ndim(array)) + list(np.shape(array))
         ).astype(dtype)
-        own = [k for k, size in enumerate(array.shape) if size > 1]
-        seen.update(own)
-        operands += [array.reshape([array.shape[axis] for axis in own]), own]
-    kept = [k for k in range(len(shape)) if k in seen and k not in axes]
+        dims = [k for k, size in enumerate(array.shape) if size > 1]
+        seen.update(dims)
+        operands += [array.reshape([array.shape[axis] for axis in dims]), dims]
+    remaining = [k for k in range(len(shape)) if k in seen and k not in axes]
     repeats = np.prod([shape[axis] for axis in axes if axis not in seen], dtype=dtype)
     with np.errstate(all="ignore"):
-        found = (np.einsum(*operands, kept, optimize=True) * repeats).astype(
+        product = (np.einsum(*operands, remaining, optimize=True) * repeats).astype(
             dtype
         )  # by BLAS where it can be
-    return found.reshape([shape[k] if k in kept else 1 for k in range(len(shape))]).astype(
+    return product.reshape([shape[k] if k in remaining else 1 for k in range(len(shape))]).astype(
         reduction.dtype
     )
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import Pass, threshold
 from pbkern.lower.nest.conditions.index_tests import (
     BOOL,
     Bounds,
@@ -50,9 +51,6 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.values.values import ZERO
 
-# Rounds until it is known how far buffers are needed: what moves along scratch step by step would
-# take one per step.
-MOST_ROUNDS = 24
 # Bytes in which elements are multiplied together: a tail of narrow ones starts at whole words.
 JOINT_BYTES = 4
 
@@ -67,15 +65,34 @@ class Body:
     handed_on: Mapping[Buf, Hashable]
 
 
-def trim(lists: Sequence[Body]) -> list[list[Stmt]]:
-    """The statements of each body, without what nothing reads of any of them."""
-    shortened = [replace(list_, stmts=_without_tails(list_)) for list_ in lists]
-    needs = _Needs(shortened)
-    if not needs.settle():
-        return [body.stmts for body in shortened]
-    return [
-        relocated(needs.trimmed(body), needs.smaller(body).get, body.pool) for body in shortened
-    ]
+@dataclass(frozen=True)
+class DropDeadPoints:
+    """Takes from the statements of each body what nothing reads of any of them."""
+
+    most_rounds: int = threshold(
+        24,
+        "rounds until it is known how far buffers are needed: what moves along scratch step by step would take one per step. "
+        "Source: not recorded",
+    )
+
+    def __call__(self, lists: Sequence[Body]) -> list[Body]:
+        shortened = [replace(body, stmts=_without_tails(body)) for body in lists]
+        needs = _Needs(shortened)
+        if not needs.settle(self.most_rounds):
+            return shortened
+        return [
+            replace(body, stmts=relocated(needs.trimmed(body), needs.smaller(body).get, body.pool))
+            for body in shortened
+        ]
+
+
+# Runs on all cases of a kernel at once, where blocks cross the ends of arrays.
+DROP_DEAD_POINTS = Pass(
+    "drop dead points",
+    DropDeadPoints(),
+    "blocks that cross the ends of arrays compute only what is inside",
+    required=True,
+)
 
 
 def _flat(stmts: Sequence[Stmt], bounds: Bounds) -> Iterator[tuple[Stmt, Bounds]]:
@@ -94,7 +111,7 @@ class _Needs:
 
     def __init__(self, lists: Sequence[Body]):
         self.bodies = lists
-        self.found: dict[Hashable, list[int]] = {}
+        self.ends: dict[Hashable, list[int]] = {}
         self.changed = False
         self.reinterpreted = {
             buf.root
@@ -104,9 +121,9 @@ class _Needs:
             if buf.storage
         }
 
-    def settle(self) -> bool:
+    def settle(self, most_rounds: int) -> bool:
         """Grows the needs until they cover all that they lead to; False where that takes too long."""
-        for _ in range(MOST_ROUNDS):
+        for _ in range(most_rounds):
             self.changed = False
             for body in self.bodies:
                 for stmt, bounds in _flat(body.stmts, body.bounds):
@@ -126,20 +143,22 @@ class _Needs:
 
     def smaller(self, body: Body) -> dict[Buf, Buf]:
         """Scratch of one program that is needed only in part -> scratch as large as that part."""
-        own = {
+        candidates = {
             store.buf
             for nest, _ in _flat(body.stmts, {})
             if isinstance(nest, Nest)
             for store in nest.stores
             if store.buf.arena
         }
-        own = {
-            buf for buf in own - body.handed_on.keys() - self.reinterpreted if buf.storage is None
+        candidates = {
+            buf
+            for buf in candidates - body.handed_on.keys() - self.reinterpreted
+            if buf.storage is None
         }
-        found = {buf: tuple(self._need(body, buf)) for buf in own}
+        shapes = {buf: tuple(self._need(body, buf)) for buf in candidates}
         return {
             buf: replace(buf, shape=shape)
-            for buf, shape in found.items()
+            for buf, shape in shapes.items()
             if shape != buf.shape and 0 not in shape
         }
 
@@ -147,37 +166,37 @@ class _Needs:
         """Points of the nest along each dimension that matter."""
         if nest.moves():
             return dict(nest.dims)
-        found = dict.fromkeys(nest.dims, 0)
+        points = dict.fromkeys(nest.dims, 0)
         for store in nest.stores:
-            own = self._points(body, nest, store, bounds)
-            if own is not None and 0 not in own.values():
-                found = {
-                    dim: max(found[dim], own.get(dim, size)) for dim, size in nest.dims.items()
+            reached = self._points(body, nest, store, bounds)
+            if reached is not None and 0 not in reached.values():
+                points = {
+                    dim: max(points[dim], reached.get(dim, size)) for dim, size in nest.dims.items()
                 }
-        return found
+        return points
 
     def _points(
         self, body: Body, nest: Nest, store: Store, bounds: Bounds
     ) -> dict[str, int] | None:
         """dimension -> points at which a store may go to places that are needed; others all are. None or 0: at no point."""
         lowest = {**bounds, **{axis: (0, max(size - 1, 0)) for axis, size in nest.dims.items()}}
-        own: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for position, need in zip(store.index, self._need(body, store.buf)):
             for dim, coefficient in position.terms:
                 rest = interval(position - Affine.symbol(dim, coefficient), lowest)
                 if rest is None or coefficient < 0 or dim not in nest.dims or dim in nest.rdims:
                     continue
                 points = -((rest[0] - need) // coefficient)
-                own[dim] = max(min(own.get(dim, nest.dims[dim]), points), 0)
+                counts[dim] = max(min(counts.get(dim, nest.dims[dim]), points), 0)
             reached = interval(position, lowest)
             if reached is not None and reached[0] >= need:
                 return None
-        return own
+        return counts
 
     def _need(self, body: Body, buf: Buf) -> list[int]:
         if not buf.root.arena or buf.root in self.reinterpreted:
             return list(buf.shape)
-        return self.found.setdefault(body.handed_on.get(buf, buf), [0] * len(buf.shape))
+        return self.ends.setdefault(body.handed_on.get(buf, buf), [0] * len(buf.shape))
 
     def _reads(self, body: Body, stmt: Stmt, bounds: Bounds) -> None:
         match stmt:
@@ -288,11 +307,11 @@ def _zero_tails(body: Body) -> dict[tuple[Buf, int], int]:
                 stores.setdefault(store.buf.root, []).append((stmt, store, bounds))
         else:
             excluded |= {touched.root for touched in accessed(stmt)}
-    found: dict[tuple[Buf, int], int] = {}
+    tails: dict[tuple[Buf, int], int] = {}
     for buf, stored in stores.items():
-        (nest, store, bounds), *others = stored
+        (nest, store, bounds), *more_stores = stored
         if (
-            others
+            more_stores
             or not buf.arena
             or buf in excluded
             or store.buf is not buf
@@ -305,8 +324,8 @@ def _zero_tails(body: Body) -> dict[tuple[Buf, int], int]:
                 continue
             ((dim, _),) = position.terms
             if position == Affine.symbol(dim) and nest.dims.get(dim) == size:
-                found[buf, k] = _zero_from(store.value, dim, nest, body.pool, found, bounds)
-    return found
+                tails[buf, k] = _zero_from(store.value, dim, nest, body.pool, tails, bounds)
+    return tails
 
 
 def _zero_from(expr: Expr, dim: str, nest: Nest, pool: Pool, zeros: Mapping, bounds: Bounds) -> int:

@@ -33,12 +33,12 @@ def store_in_place(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
     return _stored(stmts, context, {buf.root for buf in context.kept})
 
 
-def _stored(stmts: Sequence[Stmt], context: NestContext, kept: set[Buf]) -> list[Stmt]:
-    """Statements with fewer copies. `kept`: root buffers that others touch."""
-    out = inside(stmts, kept, lambda body, others: _stored(body, context, others))
+def _stored(stmts: Sequence[Stmt], context: NestContext, live: set[Buf]) -> list[Stmt]:
+    """Statements with fewer copies. `live`: root buffers that others touch."""
+    out = inside(stmts, live, lambda body, elsewhere: _stored(body, context, elsewhere))
     for at in range(len(out) - 1, 0, -1):
         copy, beside = out[at], _copied(out[at])
-        if isinstance(copy, Nest) and beside and not beside & kept:
+        if isinstance(copy, Nest) and beside and not beside & live:
             makers = _makers(out, at, beside)
             joined = _joined(makers, copy, context) if makers else None
             if joined is not None:
@@ -57,17 +57,18 @@ def _copied(stmt: Stmt) -> set[Buf]:
         return set()
     targets = {store.buf.root for store in stmt.stores}
     loads = [cast(Load, store.value) for store in stmt.stores]
-    found = {load.buf for load in loads}
+    buffers = {load.buf for load in loads}
     plain = all(
         not load.guard and not store.guard and store.mask is None
         for load, store in zip(loads, stmt.stores)
     )
     apart_from = (
-        len(found) == len(targets) == len(stmt.stores) and not {buf.root for buf in found} & targets
+        len(buffers) == len(targets) == len(stmt.stores)
+        and not {buf.root for buf in buffers} & targets
     )
     return (
-        found
-        if plain and apart_from and all(buf.arena and buf.storage is None for buf in found)
+        buffers
+        if plain and apart_from and all(buf.arena and buf.storage is None for buf in buffers)
         else set()
     )
 
@@ -123,7 +124,7 @@ def _joined(makers: list[Nest], copy: Nest, context: NestContext) -> list[Stmt] 
     nest = context.policy.overwriting(nest, over)
     if not context.policy.loads_ahead(collapse(nest, context.pool, context.aliases)):
         return None
-    others = [k for k in range(len(makers)) if k != largest]
+    smaller = [k for k in range(len(makers)) if k != largest]
     copies = [
         replace(
             makers[other],
@@ -133,9 +134,9 @@ def _joined(makers: list[Nest], copy: Nest, context: NestContext) -> list[Stmt] 
                 )
             ),
         )
-        for other in others
+        for other in smaller
     ]
-    return [*(makers[other] for other in others), nest, *copies]
+    return [*(makers[other] for other in smaller), nest, *copies]
 
 
 def _writes(places: list[tuple[Buf, Place]], values: list[Expr]) -> list[Store]:
@@ -160,19 +161,19 @@ def _load(store: Store, pool: Pool) -> Expr:
 def _placed(maker: Nest, copy: Nest) -> list[tuple[Buf, Place]] | None:
     """Finds where a copy puts what each write of a maker stores; None if it is not known, or some of it is not copied."""
     by_buffer = {cast(Load, copy_write.value).buf: copy_write for copy_write in copy.stores}
-    found: list[tuple[Buf, Place]] = []
+    places: list[tuple[Buf, Place]] = []
     for store in maker.stores:
         copied = by_buffer[store.buf]
         place = _place(store, maker, copied, copy)
         if place is None:
             return None
-        found.append((copied.buf, place))
-    return found
+        places.append((copied.buf, place))
+    return places
 
 
-def _place(made: Store, maker: Nest, store: Store, copy: Nest) -> Place | None:
+def _place(written: Store, maker: Nest, store: Store, copy: Nest) -> Place | None:
     from_copy: dict[str, Affine] = {}
-    for stored, read in zip(made.index, cast(Load, store.value).index):
+    for stored, read in zip(written.index, cast(Load, store.value).index):
         inner = [(dim, coeff) for dim, coeff in read.terms if dim in copy.dims]
         if len(inner) > 1 or any(coeff != 1 or dim in from_copy for dim, coeff in inner):
             return None

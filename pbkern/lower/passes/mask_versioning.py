@@ -86,18 +86,18 @@ class VersionMasks:
         ):
             return []
         every = nest.nodes()
-        found = [
+        tests = [
             expr
             for expr in every
             if expr.symbols & nest.dims.keys() and _hardest(expr, nest, pool) is not None
         ]
         if (
-            len(found) > self.most_tests
+            len(tests) > self.most_tests
             or len(every) > self.most_nodes
-            or any(map(_overlaps, found))
+            or any(map(_overlaps, tests))
         ):
             return []
-        return found
+        return tests
 
 
 def _hardest(test: Expr, nest: Nest, pool: Pool) -> dict[str, Affine] | None:
@@ -119,14 +119,14 @@ def _conditions(test: Expr, nest: Nest, context: NestContext) -> list[Expr]:
     """Scalars under which a test holds at all points."""
     hardest = _hardest(test, nest, context.pool)
     assert hardest is not None, "the others are no tests of the nest"
-    found = [context.pool.rename(test, hardest)]
+    conditions = [context.pool.rename(test, hardest)]
     for x in (
         arg for arg in test.args if arg.symbols & nest.dims.keys()
     ):  # which must not wrap around in between
         rises = {dim: (steps_along(x, dim).step or 0) > 0 for dim in nest.dims}
         least, greatest = (context.pool.rename(x, _corner(nest, rises, up)) for up in (False, True))
-        found.append(context.op("le", BOOL, least, greatest))
-    return found
+        conditions.append(context.op("le", BOOL, least, greatest))
+    return conditions
 
 
 def _corner(nest: Nest, rises: dict[str, bool], up: bool) -> dict[str, Affine]:

@@ -29,10 +29,10 @@ from pbkern.lower.nest.ir import (
 SINGLE = "one"
 
 
-def without_unread(stmts: Sequence[Stmt], kept: set[Buf]) -> list[Stmt]:
+def without_unread(stmts: Sequence[Stmt], live: set[Buf]) -> list[Stmt]:
     """Without stores to scratch that nothing reads."""
     while True:
-        dead = {buf for buf in effects.written(stmts) if buf.arena} - kept - effects.read(stmts)
+        dead = {buf for buf in effects.written(stmts) if buf.arena} - live - effects.read(stmts)
         if not dead:
             return list(stmts)
         stmts = _without_writes(stmts, dead)
@@ -117,7 +117,7 @@ def merge(first: Nest, second: Nest, pool: Pool, limits: MergeNests) -> Nest | N
         return None
     rename = {theirs: Affine.symbol(mine) for mine, theirs in live}
     rename |= {dim: Affine() for dim, size in second.dims.items() if size == 1}
-    own: dict[str, Affine] = {dim: Affine() for dim, size in first.dims.items() if size == 1}
+    constants: dict[str, Affine] = {dim: Affine() for dim, size in first.dims.items() if size == 1}
     rdims = {rdim for rdim in first.rdims if first.dims[rdim] > 1}
     theirs = {rename[rdim].terms[0][0] for rdim in second.rdims if second.dims[rdim] > 1}
     if first.reductions and (
@@ -125,7 +125,7 @@ def merge(first: Nest, second: Nest, pool: Pool, limits: MergeNests) -> Nest | N
     ):
         return None
     second = _renamed(second, rename, pool)
-    first = _renamed(first, own, pool)
+    first = _renamed(first, constants, pool)
     if not are_independent(first, second) or _vector_conflict(first, second):
         return None
     merged = _joined(first, second, pool)
@@ -154,15 +154,15 @@ def _matched(first: Nest, second: Nest, most_permuted: int) -> list[tuple[str, s
     orders = (
         [tuple(theirs)] if fixed or len(mine) > most_permuted else itertools.permutations(theirs)
     )
-    found = [
+    matches = [
         list(zip(mine, order))
         for order in orders
         if [theirs[dim] for dim in order] == list(mine.values())
     ]
-    if not found:
+    if not matches:
         return None
-    shared = [_shared(first, second, pairs) for pairs in found]
-    best = found[shared.index(max(shared))]
+    shared = [_shared(first, second, pairs) for pairs in matches]
+    best = matches[shared.index(max(shared))]
     return best if any(shared) or best == list(zip(mine, theirs)) else None
 
 

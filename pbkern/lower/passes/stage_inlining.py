@@ -53,19 +53,19 @@ class _Inliner:
         self.context, self.pool, self.policy = context, context.pool, context.policy
         self.limits = limits
 
-    def all(self, stmts: Sequence[Stmt], kept: set[Buf]) -> list[Stmt]:
-        """A list of statements and those inside them; others touch `kept`."""
-        joined = self._join_all(inside(stmts, kept, self.all), kept)
+    def all(self, stmts: Sequence[Stmt], live: set[Buf]) -> list[Stmt]:
+        """A list of statements and those inside them; others touch `live`."""
+        joined = self._join_all(inside(stmts, live, self.all), live)
         return [
             self._written_out(stmt) if isinstance(stmt, Nest) and _has_windows(stmt) else stmt
             for stmt in joined
         ]
 
-    def _join_all(self, stmts: Sequence[Stmt], kept: set[Buf]) -> list[Stmt]:
-        body = _InliningBody(stmts, kept)
+    def _join_all(self, stmts: Sequence[Stmt], live: set[Buf]) -> list[Stmt]:
+        body = _InliningBody(stmts, live)
         for at in range(len(stmts) - 1, 0, -1):
-            while (found := self._joined(body, at)) is not None:
-                first, nest = found
+            while (pair := self._joined(body, at)) is not None:
+                first, nest = pair
                 body.replace(first, None)
                 body.replace(at, nest)
         return [stmt for stmt in body.stmts if stmt is not None]
@@ -160,9 +160,9 @@ def _adds_all(nest: Nest) -> bool:
 class _InliningBody:
     """Statements of a list, None where one is gone, and the root buffers that each touches and writes."""
 
-    def __init__(self, stmts: Sequence[Stmt], kept: set[Buf]):
+    def __init__(self, stmts: Sequence[Stmt], live: set[Buf]):
         self.stmts: list[Stmt | None] = list(stmts)
-        self.kept = kept
+        self.live = live
         self.effects = [Effects.of(stmt) for stmt in stmts]
         self.users = Counter(buf for effect in self.effects for buf in effect.touched)
 
@@ -174,13 +174,13 @@ class _InliningBody:
 
     def can_move(self, first: int, at: int) -> bool:
         """Whether only the statement at `at` uses what the one at `first` stores, and reads the same there as here."""
-        made, user = self.effects[first].written, self.effects[at]
+        written, user = self.effects[first].written, self.effects[at]
         if any(
-            not buf.arena or buf in self.kept or self.users[buf] != 2 or buf not in user.touched
-            for buf in made
+            not buf.arena or buf in self.live or self.users[buf] != 2 or buf not in user.touched
+            for buf in written
         ):
             return False
-        read = self.effects[first].touched - made
+        read = self.effects[first].touched - written
         return not any(read & effect.written for effect in self.effects[first + 1 : at + 1])
 
 

@@ -49,7 +49,7 @@ def uniform_axes(lists: Sequence[Sequence[Stmt]]) -> dict[Buf, set[int]]:
     stmts = [stmt for stmts in lists for stmt in every(stmts)]
     units = _candidates(stmts)
     unit_of = {
-        (buf, axis): unit for unit in units for buf, found in unit.axes.items() for axis in found
+        (buf, axis): unit for unit in units for buf, axes in unit.axes.items() for axis in axes
     }
     stores = [(stmt, store) for stmt in stmts if isinstance(stmt, Nest) for store in stmt.stores]
     users: dict[Buf, list] = {}  # stores that what is known of a buffer decides about
@@ -66,8 +66,8 @@ def uniform_axes(lists: Sequence[Sequence[Stmt]]) -> dict[Buf, set[int]]:
         }
         gone = {id(unit): unit for unit in (unit_of[at] for at in wrong)}
         for broken in gone.values():
-            for buf, found in broken.axes.items():
-                axes[buf] -= found
+            for buf, broken_axes in broken.axes.items():
+                axes[buf] -= broken_axes
         units = [unit for unit in units if id(unit) not in gone]
         stores = list(
             {
@@ -83,23 +83,29 @@ def uniform_axes(lists: Sequence[Sequence[Stmt]]) -> dict[Buf, set[int]]:
 def _axes(units: list[_Unit]) -> dict[Buf, set[int]]:
     axes: dict[Buf, set[int]] = {}
     for unit in units:
-        for buf, found in unit.axes.items():
-            axes.setdefault(buf, set()).update(found)
+        for buf, unit_axes in unit.axes.items():
+            axes.setdefault(buf, set()).update(unit_axes)
     return axes
 
 
 def narrowed_buffers(axes: Axes) -> dict[Buf, Buf]:
     """Buffer -> the one in its place, with one position along uniform axes."""
-    made: dict[Buf, Buf] = {}
+    narrowed: dict[Buf, Buf] = {}
     for buf in sorted(axes, key=lambda candidate: candidate.storage is not None):  # roots first
         shape = tuple(1 if k in axes[buf] else size for k, size in enumerate(buf.shape))
-        made[buf] = Buf(
-            buf.name, shape, buf.dtype, buf.arena, None if buf.storage is None else made[buf.root]
+        narrowed[buf] = Buf(
+            buf.name,
+            shape,
+            buf.dtype,
+            buf.arena,
+            None if buf.storage is None else narrowed[buf.root],
         )
-    return made
+    return narrowed
 
 
-def narrow(stmts: Sequence[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -> list[Stmt]:
+def narrow(
+    stmts: Sequence[Stmt], axes: Axes, narrowed: Mapping[Buf, Buf], pool: Pool
+) -> list[Stmt]:
     """The statements over the narrowed buffers: loads and stores at position 0, stores without loops along the axes."""
     if not axes:
         return list(stmts)
@@ -117,7 +123,7 @@ def narrow(stmts: Sequence[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Poo
         dims = {dim: size for dim, size in nest.dims.items() if dim not in gone}
         return [replace(nest, dims=dims)]
 
-    return relocated(with_nests(stmts, stored_once), made.get, pool, place)
+    return relocated(with_nests(stmts, stored_once), narrowed.get, pool, place)
 
 
 # ---------------------------------------------------------------- candidates
@@ -212,7 +218,7 @@ def _unit(root: Buf, axis: int, groups: Mapping[Buf, list]) -> _Unit:
             break
         mine |= more
     theirs = {
-        alias: frozenset(index for ours, own in group if mine & ours for index in own)
+        alias: frozenset(index for ours, indices in group if mine & ours for index in indices)
         for alias, group in groups.items()
     }
     return _Unit({root: frozenset(mine)} | theirs)
@@ -223,7 +229,7 @@ def _groups(shape: tuple[int, ...], other: tuple[int, ...]) -> list[tuple[set[in
 
     (4, 8, 3) and (32, 3) are ({0, 1}, {0}) and ({2}, {1}).
     """
-    found, i, j = [], 0, 0
+    groups, i, j = [], 0, 0
     while i < len(shape) or j < len(other):
         mine, theirs = {i} & set(range(len(shape))), {j} & set(range(len(other)))
         while (x := math.prod(shape[axis] for axis in mine)) != (
@@ -233,9 +239,9 @@ def _groups(shape: tuple[int, ...], other: tuple[int, ...]) -> list[tuple[set[in
                 mine.add(i + len(mine))
             else:
                 theirs.add(j + len(theirs))
-        found.append((mine, theirs))
+        groups.append((mine, theirs))
         i, j = i + len(mine), j + len(theirs)
-    return found
+    return groups
 
 
 # ---------------------------------------------------------------- what stores say
@@ -263,10 +269,10 @@ def _varying(nest: Nest, values: list[Expr], axes: Axes) -> set[str]:
 
     def go(expr: Expr) -> set[str]:
         if id(expr) not in memo:
-            memo[id(expr)] = own(expr).union(*map(go, expr.args))
+            memo[id(expr)] = by_itself(expr).union(*map(go, expr.args))
         return memo[id(expr)]
 
-    def own(expr: Expr) -> set[str]:
+    def by_itself(expr: Expr) -> set[str]:
         match expr:
             case Accumulator():
                 return set().union(*map(go, nest.reductions[expr.number].args)) - set(nest.rdims)

@@ -84,17 +84,17 @@ class _Quotient:
 
 
 def _sum(left: Polynomial, right: Polynomial, factor: int = 1) -> Polynomial:
-    found = dict(left)
+    total = dict(left)
     for monomial, coeff in right.items():
-        found[monomial] = found.get(monomial, 0) + factor * coeff
-    return {m: c for m, c in found.items() if c}
+        total[monomial] = total.get(monomial, 0) + factor * coeff
+    return {m: c for m, c in total.items() if c}
 
 
 def _product(left: Polynomial, right: Polynomial) -> Polynomial:
-    found: Polynomial = {}
+    product: Polynomial = {}
     for (monomial, coeff), (other, dim) in itertools.product(left.items(), right.items()):
-        found = _sum(found, {tuple(sorted((*monomial, *other))): coeff * dim})
-    return found
+        product = _sum(product, {tuple(sorted((*monomial, *other))): coeff * dim})
+    return product
 
 
 class _Products:
@@ -135,14 +135,14 @@ class _Products:
     def _factors(self, monomial: Monomial, coeff: int) -> tuple[Expr, Expr] | None:
         """Two factors of a term, the first one no constant."""
         unknowns = [self._unknowns[index] for index in monomial]
-        found = [factor for factor in unknowns if not isinstance(factor, _Quotient)]
+        factors = [factor for factor in unknowns if not isinstance(factor, _Quotient)]
         if (
-            len(found) < len(unknowns)
-            or len(found) not in (1, 2)
-            or (len(found) == 2 and coeff != 1)
+            len(factors) < len(unknowns)
+            or len(factors) not in (1, 2)
+            or (len(factors) == 2 and coeff != 1)
         ):
             return None
-        return (found[0], found[1]) if len(found) == 2 else (found[0], self._number(coeff))
+        return (factors[0], factors[1]) if len(factors) == 2 else (factors[0], self._number(coeff))
 
     def _number(self, value: int) -> Expr:
         return self.pool.const(UINT32, np.uint32(value))

@@ -81,10 +81,10 @@ def _loop(nest: Nest, windows: dict[Gather, list[_Start]], context: NestContext)
 
     dims = {dim: size for dim, size in nest.dims.items() if dim not in counters}
     body = renamed(nest.mapped(context.pool.rewriter(loaded)), places, dims, context.pool)
-    found: list[Stmt] = [*(Let(name, rename(start)) for start, name in names.items()), body]
+    stmts: list[Stmt] = [*(Let(name, rename(start)) for start, name in names.items()), body]
     for dim in reversed(outer):
-        found = [For(counters[dim], nest.dims[dim], tuple(found))]
-    return found[0]
+        stmts = [For(counters[dim], nest.dims[dim], tuple(stmts))]
+    return stmts[0]
 
 
 def _windows(
@@ -96,10 +96,10 @@ def _windows(
     fold = Folder(
         context.pool, {**bounds, **{dim: (0, max(size - 1, 0)) for dim, size in nest.dims.items()}}
     )
-    found = {
+    starts_of = {
         node: _starts(node, fold, context) for node in nest.nodes() if isinstance(node, Gather)
     }
-    windows = {gather: starts for gather, starts in found.items() if starts}
+    windows = {gather: starts for gather, starts in starts_of.items() if starts}
     outer = _outer(nest, windows)
     inner = [dim for dim in nest.dims if dim not in outer]
     within = {
@@ -132,8 +132,8 @@ def _starts(gather: Gather, fold: Folder, context) -> list[_Start]:
     extents = [size for position, size in zip(index, buf.shape) if position is None]
     starts = []
     for arg, extent in zip(gather.args, extents):
-        found = fold.values_of(arg)
-        if found is None or found[0] < 0 or found[1] >= extent:
+        bounds = fold.values_of(arg)
+        if bounds is None or bounds[0] < 0 or bounds[1] >= extent:
             return []
         terms = list(_terms(arg))
         rest = [term for term in terms if not isinstance(term, IndexValue)]

@@ -147,7 +147,7 @@ def _dot_general(builder, eqn, ins):
         return builder.cast(
             _products(builder, tuple(out.shape), shape, operands, routes), np.dtype(out.dtype)
         )
-    made = Contract(
+    contract = Contract(
         tuple(out.shape),
         dtype,
         tuple(shape) + tuple(reduced),
@@ -159,7 +159,7 @@ def _dot_general(builder, eqn, ins):
         acc,
         at_line=builder.line(eqn),
     )
-    return builder.cast(made, np.dtype(out.dtype))
+    return builder.cast(contract, np.dtype(out.dtype))
 
 
 def _products(builder, shape: tuple[int, ...], dims, operands, routes) -> Lazy:
@@ -230,7 +230,7 @@ def _conv(builder, eqn, ins: list[Value]) -> Value:
     reduced = [
         dim for _, dim in sorted(zip((*dn.rhs_spec[2:], dn.rhs_spec[1]), [*window, feature]))
     ]
-    made = Contract(
+    contract = Contract(
         tuple(out.shape),
         dtype,
         (*dims, *reduced),
@@ -242,7 +242,7 @@ def _conv(builder, eqn, ins: list[Value]) -> Value:
         acc,
         at_line=builder.line(eqn),
     )
-    return builder.cast(made, np.dtype(out.dtype))
+    return builder.cast(contract, np.dtype(out.dtype))
 
 
 def _grouped(builder, o_dim, per_group: int, groups: int) -> tuple[Affine, Affine]:

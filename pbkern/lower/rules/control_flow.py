@@ -6,7 +6,8 @@ subscripts made from it stay affine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from jax.extend import core as jex
 
 from pbkern._jax import params_of
 from pbkern.core.affine import Affine
+from pbkern.core.jax_types import array_aval
 from pbkern.core.rules import RuleTable
 from pbkern.lower.nest.context import INT32_MAX
-from pbkern.lower.nest.ir import Buf, For, If, While
+from pbkern.lower.nest.ir import Buf, For, If, Stmt, While
 from pbkern.lower.values.items import ControlItem, LetItem, RefView, StoreItem
 from pbkern.lower.values.scalar_evolution import known_bounds, simplified
 from pbkern.lower.values.values import ZERO, Index, Lazy, Literal, Stored, Value, is_index_only
@@ -40,10 +42,10 @@ def written_buffers(eqns: Iterable, refs: Mapping[Any, RefView]) -> frozenset[Bu
     """Buffers that equations store to. `refs`: their Ref variables -> RefView."""
     from pbkern.core import jaxprs
 
-    found: set[Buf] = set()
+    buffers: set[Buf] = set()
     for eqn in eqns:
         if eqn.primitive.name in STATE and eqn.invars[0] in refs:
-            found.add(refs[eqn.invars[0]].buf)
+            buffers.add(refs[eqn.invars[0]].buf)
         for inner in jaxprs.inner_jaxprs(eqn):
             outer = eqn.invars[len(eqn.invars) - len(inner.jaxpr.invars) :]
             if eqn.primitive.name == "while":
@@ -53,8 +55,8 @@ def written_buffers(eqns: Iterable, refs: Mapping[Any, RefView]) -> frozenset[Bu
                 for var, atom in zip(inner.jaxpr.invars, outer)
                 if not isinstance(atom, jex.Literal) and atom in refs
             }
-            found |= written_buffers(inner.jaxpr.eqns, mapped)
-    return frozenset(found)
+            buffers |= written_buffers(inner.jaxpr.eqns, mapped)
+    return frozenset(buffers)
 
 
 def _while_operands(eqn, inner):
@@ -82,11 +84,11 @@ def _control(builder, eqn, env: dict, results: list[Stored], run) -> None:
 
 def _results(builder, eqn, env: dict) -> list[Stored]:
     """Buffers for the results of an equation, known before its statements are built."""
-    made = []
+    results = []
     for var in eqn.outvars:
-        made.append(builder.new_buffer(tuple(var.aval.shape), np.dtype(var.aval.dtype)))
-        env[var] = made[-1]
-    return made
+        results.append(builder.new_buffer(tuple(var.aval.shape), np.dtype(var.aval.dtype)))
+        env[var] = results[-1]
+    return results
 
 
 def _seen_through(source: Stored, place: Callable[[Index], Index]) -> Callable[[Index], Index]:
@@ -124,10 +126,7 @@ def _cond(builder, eqn, env: dict) -> None:
     def run() -> None:
         bodies = []
         for branch in eqn.params["branches"]:
-            local: dict = {}
-            for var, atom in zip(branch.jaxpr.invars, eqn.invars[1:]):
-                _bind(builder, env, local, var, atom)
-            _constants(local, branch)
+            local = _operands(builder, env, branch, eqn.invars[1:])
             bodies.append(
                 builder.region(
                     branch.jaxpr,
@@ -151,25 +150,17 @@ def _constants(local: dict, closed: jex.ClosedJaxpr) -> None:
 
 def _once(builder, closed: jex.ClosedJaxpr, atoms, eqn, env: dict) -> None:
     """The only branch of a conditional or turn of a loop that runs, as if it stood there."""
-    local: dict = {}
-    for var, atom in zip(closed.jaxpr.invars, atoms):
-        _bind(builder, env, local, var, atom)
-    _constants(local, closed)
+    local = _operands(builder, env, closed, atoms)
     builder.scan_equations(closed.jaxpr, local)
     env.update(zip(eqn.outvars, [builder.read(local, outvar) for outvar in closed.jaxpr.outvars]))
 
 
-def _copy_in(builder, carries: list[Stored], values: list[Value]) -> None:
-    for carry, value in zip(carries, values):
-        builder.store_value(carry, value, lambda ix: ix)
-
-
 def _counter_steps(jaxpr: jex.Jaxpr, invars, outvars) -> dict:
     """carry position -> constant step, for integer carries whose next value is carry + constant."""
-    made = {o: producer for producer in jaxpr.eqns for o in producer.outvars}
+    makers = {o: producer for producer in jaxpr.eqns for o in producer.outvars}
     steps = {}
     for k, (var, outvar) in enumerate(zip(invars, outvars)):
-        eqn = None if isinstance(outvar, jex.Literal) else made.get(outvar)
+        eqn = None if isinstance(outvar, jex.Literal) else makers.get(outvar)
         if outvar is var:
             steps[k] = 0
         elif (
@@ -190,181 +181,196 @@ def _counter_steps(jaxpr: jex.Jaxpr, invars, outvars) -> dict:
     }
 
 
-def _counted(builder, start: Affine, step: int, counter: str, dtype) -> Value:
-    return index_value(
-        (), np.dtype(dtype), lambda ix: start + Affine.symbol(counter) * step, builder
+@dataclass(frozen=True)
+class _Carries:
+    """Values that a loop carries from step to step, in buffers; those that only count are index expressions inside.
+
+    Attributes:
+      variables: of the body.
+      init: what they begin with.
+      results: the buffer of each, which has its last value when the loop ends.
+      steps: position of one that counts -> its step; starts: its first value.
+    """
+
+    builder: Any
+    variables: Sequence[jex.Var]
+    init: Sequence
+    results: list[Stored]
+    steps: Mapping[int, int]
+    starts: Mapping[int, Affine]
+
+    @property
+    def stored(self) -> list[int]:
+        """Positions of those that do not count."""
+        return [k for k in range(len(self.variables)) if k not in self.steps]
+
+    def begin(self, env: dict) -> None:
+        """Stores the first values."""
+        values = [self.builder.read(env, self.init[k]) for k in self.stored]
+        for k, value in zip(self.stored, values):
+            self.builder.store_value(self.results[k], value, lambda ix: ix)
+
+    def bind(self, local: dict, counter: str) -> None:
+        """Binds the variables to buffers, or to what they count in step `counter`."""
+        for k, var in enumerate(self.variables):
+            local[var] = (
+                self._count(
+                    k, Affine.symbol(counter) * self.steps[k], np.dtype(array_aval(var).dtype)
+                )
+                if k in self.steps
+                else self.builder.whole(self.results[k].buf)
+            )
+
+    def _count(self, k: int, distance: Affine, dtype: np.dtype) -> Value:
+        return index_value((), dtype, lambda ix: self.starts[k] + distance, self.builder)
+
+    def store(self, env: dict, values: Sequence[Value]) -> None:
+        """Stores the next values; a carry passed through unchanged needs nothing.
+
+        The body sees each carry as a value of its own: what a buffer holds differs before and after
+        the stores.
+        """
+        moved = [k for k in self.stored if values[k] is not env[self.variables[k]]]
+        _store_all(self.builder, [self.results[k] for k in moved], [values[k] for k in moved])
+
+    def store_counts(self, trips: Affine) -> None:
+        """Stores what those that count have reached after so many steps."""
+        for k, step in self.steps.items():
+            last = self._count(k, trips * step, self.results[k].dtype)
+            self.builder.store_value(self.results[k], last, lambda ix: ix)
+
+
+def _counting(
+    builder, env: dict, jaxpr: jex.Jaxpr, variables, outvars, init
+) -> tuple[dict[int, int], dict[int, Affine]]:
+    """(steps, starts) of the carries that count."""
+    steps = _counter_steps(jaxpr, variables, outvars)
+    return steps, {k: builder.index_symbol(builder.read(env, init[k])) for k in steps}
+
+
+def _operands(builder, env: dict, closed: jex.ClosedJaxpr, atoms) -> dict:
+    """The environment of a body with its first variables bound to operands."""
+    local: dict = {}
+    for var, atom in zip(closed.jaxpr.invars, atoms):
+        _bind(builder, env, local, var, atom)
+    _constants(local, closed)
+    return local
+
+
+def _element(builder, var: jex.Var, whole: Value, row: Affine) -> Value:
+    """The part of one of its xs that one step of a scan sees."""
+    shape = tuple(array_aval(var).shape)
+    if isinstance(whole, Literal):
+        return Literal(shape, whole.dtype, whole.scalar)
+    stored = builder.in_memory(whole)
+    return Stored(
+        shape,
+        stored.dtype,
+        stored.buf,
+        _seen_through(stored, lambda ix: (row, *ix)),
+        stored.guard,
     )
 
 
 @RULES.register("scan")
 def _scan(builder, eqn, env: dict) -> None:
     params = params_of(eqn)
-    closed, length, nc = params["jaxpr"], params["length"], params["num_consts"]
-    ncar = params["num_carry"]
-    jaxpr = closed.jaxpr
-    invars = jaxpr.invars
-    init, xs = eqn.invars[nc : nc + ncar], eqn.invars[nc + ncar :]
-    if length == 1 and not xs and len(eqn.outvars) == ncar:
+    closed, length = params["jaxpr"], params["length"]
+    n_consts, n_carry = params["num_consts"], params["num_carry"]
+    jaxpr, first_x = closed.jaxpr, n_consts + n_carry
+    consts, init, xs = eqn.invars[:n_consts], eqn.invars[n_consts:first_x], eqn.invars[first_x:]
+    if length == 1 and not xs and len(eqn.outvars) == n_carry:
         _once(builder, closed, eqn.invars, eqn, env)
         return
-    steps = _counter_steps(jaxpr, invars[nc : nc + ncar], jaxpr.outvars[:ncar])
-    starts = {step: builder.index_symbol(builder.read(env, init[step])) for step in steps}
+    variables = jaxpr.invars[n_consts:first_x]
+    counting = _counting(builder, env, jaxpr, variables, jaxpr.outvars[:n_carry], init)
     results = _results(builder, eqn, env)
+    carries = _Carries(builder, variables, init, results[:n_carry], *counting)
     counter = builder.names("%i")
     builder.bounds[counter] = (0, max(length - 1, 0))
+    row = Affine.symbol(counter)
+    if params["reverse"]:
+        row = row * -1 + (length - 1)
 
     def run() -> None:
-        local: dict = {}
-        for var, atom in zip(invars[:nc], eqn.invars[:nc]):
-            _bind(builder, env, local, var, atom)
-        _constants(local, closed)
-        _copy_in(
-            builder,
-            [result for k, result in enumerate(results[:ncar]) if k not in steps],
-            [builder.read(env, a) for k, a in enumerate(init) if k not in steps],
-        )
-        for k, var in enumerate(invars[nc : nc + ncar]):
-            local[var] = (
-                builder.whole(results[k].buf)
-                if k not in steps
-                else _counted(builder, starts[k], steps[k], counter, var.aval.dtype)
-            )
-        row = (
-            Affine.symbol(counter)
-            if not params["reverse"]
-            else Affine.symbol(counter) * -1 + (length - 1)
-        )
-        for var, atom in zip(invars[nc + ncar :], xs):
-            value = builder.read(env, atom)
-            if isinstance(value, Literal):
-                local[var] = Literal(tuple(var.aval.shape), value.dtype, value.scalar)
-                continue
-            stored = builder.in_memory(value)
-            local[var] = Stored(
-                tuple(var.aval.shape),
-                stored.dtype,
-                stored.buf,
-                _seen_through(stored, lambda ix: (row, *ix)),
-                stored.guard,
-            )
+        local = _operands(builder, env, closed, consts)
+        carries.begin(env)
+        carries.bind(local, counter)
+        for var, atom in zip(jaxpr.invars[first_x:], xs):
+            local[var] = _element(builder, var, builder.read(env, atom), row)
 
         def finish(inner_env: dict) -> None:
             outs = [builder.read(inner_env, outvar) for outvar in jaxpr.outvars]
-            _store_all(builder, results[ncar:], outs[ncar:], lambda ix: (row, *ix))
-            _store_carries(
-                builder,
-                inner_env,
-                [(results[k], invars[nc + k], outs[k]) for k in range(ncar) if k not in steps],
-            )
+            _store_all(builder, results[n_carry:], outs[n_carry:], lambda ix: (row, *ix))
+            carries.store(inner_env, outs)
 
         if length:
             builder.stmts.append(For(counter, length, tuple(builder.region(jaxpr, local, finish))))
-        for k, step in steps.items():
-            last = index_value(
-                (),
-                results[k].dtype,
-                lambda ix, k=k, delta=step: starts[k] + delta * length,
-                builder,
-            )
-            builder.store_value(results[k], last, lambda ix: ix)
+        carries.store_counts(Affine((), length))
 
     _control(builder, eqn, env, results, run)
-
-
-def _store_carries(builder, env: dict, carries: list[tuple[Stored, jex.Var, Value]]) -> None:
-    """Next values into the carry buffers; a carry passed through unchanged needs nothing.
-
-    The body sees each carry as a value of its own: what a buffer holds differs before and after the
-    stores.
-    """
-    moved = [(carry, value) for carry, var, value in carries if value is not env[var]]
-    _store_all(builder, [carry for carry, _ in moved], [value for _, value in moved])
 
 
 @RULES.register("while")
 def _while(builder, eqn, env: dict) -> None:
     params = eqn.params
-    nc, nb = params["cond_nconsts"], params["body_nconsts"]
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-    init = eqn.invars[nc + nb :]
-    carry = body.jaxpr.invars[nb:]
-    counted = _fori(cond.jaxpr, body.jaxpr, nc, nb)
-    trips, starts, steps = None, {}, {}
+    consts, init = eqn.invars[n_cond : n_cond + n_body], eqn.invars[n_cond + n_body :]
+    variables = body.jaxpr.invars[n_body:]
+    counted = _fori(cond.jaxpr, body.jaxpr, n_cond, n_body)
+    trips = None
+    counting: tuple[dict[int, int], dict[int, Affine]] = {}, {}
     if counted is not None:
         position, limit = counted
         bound = init[limit] if isinstance(limit, int) else limit
         trips = _trip_count(builder, builder.read(env, init[position]), builder.read(env, bound))
         if trips == 1:
-            _once(builder, body, (*eqn.invars[nc : nc + nb], *init), eqn, env)
+            _once(builder, body, (*consts, *init), eqn, env)
             return
-        steps = _counter_steps(body.jaxpr, carry, body.jaxpr.outvars)
-        starts = {step: builder.index_symbol(builder.read(env, init[step])) for step in steps}
-    results = _results(builder, eqn, env)
-
-    def bind_consts(closed, atoms) -> dict:
-        local: dict = {}
-        for var, atom in zip(closed.jaxpr.invars, atoms):
-            _bind(builder, env, local, var, atom)
-        _constants(local, closed)
-        return local
+        counting = _counting(builder, env, body.jaxpr, variables, body.jaxpr.outvars, init)
+    carries = _Carries(builder, variables, init, _results(builder, eqn, env), *counting)
 
     def run() -> None:
-        kept = [k for k in range(len(carry)) if k not in steps]
-        _copy_in(builder, [results[k] for k in kept], [builder.read(env, init[k]) for k in kept])
-        local = bind_consts(body, eqn.invars[nc : nc + nb])
+        carries.begin(env)
+        local = _operands(builder, env, body, consts)
         counter = builder.names("%i")
         if trips is not None:
             most = trips if isinstance(trips, int) else builder.bounds[trips.terms[0][0]][1]
             builder.bounds[counter] = (0, max(most - 1, 0))
-        for k, var in enumerate(carry):
-            local[var] = (
-                builder.whole(results[k].buf)
-                if k not in steps
-                else _counted(builder, starts[k], steps[k], counter, var.aval.dtype)
-            )
+        carries.bind(local, counter)
 
         def finish(inner_env: dict) -> None:
-            outs = [builder.read(inner_env, outvar) for outvar in body.jaxpr.outvars]
-            _store_carries(builder, inner_env, [(results[k], carry[k], outs[k]) for k in kept])
-
-        stmts = builder.region(body.jaxpr, local, finish)
-        if trips is not None:
-            builder.stmts.append(
-                For(counter, trips if isinstance(trips, int) else trips.terms[0][0], tuple(stmts))
+            carries.store(
+                inner_env, [builder.read(inner_env, outvar) for outvar in body.jaxpr.outvars]
             )
-            for k, step in steps.items():
-                total = Affine((), trips) if isinstance(trips, int) else trips
-                last = index_value(
-                    (),
-                    results[k].dtype,
-                    lambda ix, k=k, delta=step, count=total: starts[k] + count * delta,
-                    builder,
-                )
-                builder.store_value(results[k], last, lambda ix: ix)
+
+        stmts = tuple(builder.region(body.jaxpr, local, finish))
+        if trips is None:
+            test = _operands(builder, env, cond, eqn.invars[:n_cond])
+            builder.stmts.append(_loop_while(builder, cond.jaxpr, test, carries.results, stmts))
             return
-        test = bind_consts(cond, eqn.invars[:nc])
-        test.update(
-            (cond_var, builder.whole(result.buf))
-            for cond_var, result in zip(cond.jaxpr.invars[nc:], results)
-        )
-        predicate: list[Affine] = []
-        condition = builder.region(
-            cond.jaxpr,
-            test,
-            lambda cond_env: predicate.append(
-                builder.index_symbol(builder.read(cond_env, cond.jaxpr.outvars[0]))
-            ),
-        )
-        name = predicate[0].terms[0][0] if predicate[0].terms else None
-        builder.stmts.append(
-            While(
-                tuple(condition),
-                name if name is not None else str(predicate[0].const),
-                tuple(stmts),
-            )
-        )
+        count = trips if isinstance(trips, int) else trips.terms[0][0]
+        builder.stmts.append(For(counter, count, stmts))
+        carries.store_counts(Affine((), trips) if isinstance(trips, int) else trips)
 
-    _control(builder, eqn, env, results, run)
+    _control(builder, eqn, env, carries.results, run)
+
+
+def _loop_while(
+    builder, cond: jex.Jaxpr, local: dict, carries: Sequence[Stored], body: tuple[Stmt, ...]
+) -> While:
+    """The loop while `cond` holds of the carries; `local` has its other operands."""
+    variables = cond.invars[len(cond.invars) - len(carries) :]
+    local.update((var, builder.whole(carry.buf)) for var, carry in zip(variables, carries))
+    predicate: list[Affine] = []
+
+    def finish(inner_env: dict) -> None:
+        predicate.append(builder.index_symbol(builder.read(inner_env, cond.outvars[0])))
+
+    condition = builder.region(cond, local, finish)
+    test = predicate[0]
+    return While(tuple(condition), test.terms[0][0] if test.terms else str(test.const), body)
 
 
 def _fori(cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):

@@ -22,11 +22,14 @@ from pbkern.dsl import checks
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.breakpoint import breakpoint_p
 from pbkern.dsl.text.repro import LARGEST_OPERANDS
+from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Trace
 from pbkern.lower.values.items import ControlItem
 
 TRACE = "pbk_trace"
+# Its name in MLIR.
+FUNCTION = f"_mlir_ciface_{TRACE}"
 Type = tuple[tuple[int, ...], np.dtype]
 
 
@@ -130,11 +133,11 @@ def emit_trace(text: Text, block: Block, stmt: Trace, memref: Callable) -> None:
 def _call(text: Text, block: Block, site: str, operand: int, address: str) -> None:
     number = text.put(block, "arith.constant", (), "i64", f" {operand}")
     block.add(
-        "func.call",
+        operation.CALL,
         (site, number, address),
         "(i64, i64, i64) -> ()",
-        f" @_mlir_ciface_{TRACE}(%s, %s, %s)",
+        operation.call_syntax(FUNCTION, 3),
     )
 
 
-DECLARATION = f"func.func private @_mlir_ciface_{TRACE}(i64, i64, i64)"
+DECLARATION = f"func.func private @{FUNCTION}(i64, i64, i64)"

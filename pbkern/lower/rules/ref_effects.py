@@ -57,8 +57,8 @@ class _Place:
 
     def __call__(self, ix: Index) -> Index:
         """Index of the Ref; gathered axes at 0."""
-        gathered, others = self.split(ix)
-        rest = iter(others)
+        gathered, direct = self.split(ix)
+        rest = iter(direct)
         index = [
             offset if stride is None else offset + next(rest) * stride
             for offset, stride in zip(self.offsets, self.strides)
@@ -152,8 +152,8 @@ def _is_in_bounds(builder: RuleBuilder, indices, place: _Place, shape) -> bool:
     """Whether an access certainly stays inside the Ref, whatever grid indices and counters are."""
     for index, offset, extent in zip(indices, place.offsets, shape):
         reach = (index.size - 1) * index.stride if isinstance(index, Range) else 0
-        found = None if isinstance(index, GatheredIndex) else interval(offset, builder.bounds)
-        if found is None or found[0] < 0 or found[1] + reach >= extent:
+        bounds = None if isinstance(index, GatheredIndex) else interval(offset, builder.bounds)
+        if bounds is None or bounds[0] < 0 or bounds[1] + reach >= extent:
             return False
     return True
 
@@ -174,16 +174,22 @@ def _runs(
         return {}
     shape = next(iter(gathers.values())).shape
     given = mask if covers else None  # the mask's dimensions are those of the index arrays
-    found = {
+    affine_axes = {
         axis: array
         for axis, gather in gathers.items()
         if (array := affine_array(builder, gather, given)) is not None
     }
     if mask is None:
-        found = {axis: affine for axis, affine in found.items() if affine.inside(ref_shape[axis])}
-    if stores and len(found) == len(gathers) and not are_distinct(list(found.values()), shape):
+        affine_axes = {
+            axis: affine for axis, affine in affine_axes.items() if affine.inside(ref_shape[axis])
+        }
+    if (
+        stores
+        and len(affine_axes) == len(gathers)
+        and not are_distinct(list(affine_axes.values()), shape)
+    ):
         return {}
-    return {axis: affine.evaluated(builder) for axis, affine in found.items()}
+    return {axis: affine.evaluated(builder) for axis, affine in affine_axes.items()}
 
 
 def _constant(values) -> Value:

@@ -140,14 +140,14 @@ class _ScatterWindows:
         *outer, (loop, (name, count)) = self.counters.items()
         last = self.b.const(count - 1, INDEX)
         strips = self.options.scatter_strip > 0
-        made = (
+        operands = (
             [column for column in (*self.columns, self.updates) if self.is_made(column, at)]
             if strips
             else []
         )
         stmts: list[Stmt] = (
-            self.in_strips(loop, made)
-            if made and count > 1
+            self.in_strips(loop, operands)
+            if operands and count > 1
             else [For(name, count, tuple(self.fetch(at, loop, last) + self.step(at)))]
         )
         for _, (name, count) in reversed(outer):
@@ -173,8 +173,8 @@ class _ScatterWindows:
             else tuple(at.values())
         )
 
-    def in_strips(self, axis: int, made: list[Value]) -> list[Stmt]:
-        """The updates along `axis`; values in `made` are stored strip by strip."""
+    def in_strips(self, axis: int, operands: list[Value]) -> list[Stmt]:
+        """The updates along `axis`; values in `operands` are stored strip by strip."""
         (_, length), name, size = (
             self.counters[axis],
             self.b.names("%i"),
@@ -182,18 +182,18 @@ class _ScatterWindows:
         )
         full, rest = divmod(length, size)
         stmts: list[Stmt] = (
-            [For(name, full, tuple(self.strip(axis, made, Affine.symbol(name, size), size)))]
+            [For(name, full, tuple(self.strip(axis, operands, Affine.symbol(name, size), size)))]
             if full
             else []
         )
-        return stmts + (self.strip(axis, made, Affine((), full * size), rest) if rest else [])
+        return stmts + (self.strip(axis, operands, Affine((), full * size), rest) if rest else [])
 
-    def strip(self, dim: int, made: list[Value], start: Affine, size: int) -> list[Stmt]:
+    def strip(self, dim: int, operands: list[Value], start: Affine, size: int) -> list[Stmt]:
         builder, each, step = self.b, self.b.names("%i"), self.b.names("d")
         nests: list[Stmt] = []
         stored: dict[Value, Value] = {}
         at = _symbols(self.counters)
-        for operand in made:
+        for operand in operands:
             buf, axis = (
                 builder.new_buffer((size,), operand.dtype).buf,
                 dim if operand is self.updates else list(at).index(dim),
@@ -254,11 +254,11 @@ class _ScatterWindows:
         # A window outside may be another program's: the first one is asked for instead, and is
         # near.
         for dim, start in () if self.clip else tuple(offsets.items()):
-            here, kept = self.b.pool.index(INDEX, start), self.b.names("%s")
+            here, symbol = self.b.pool.index(INDEX, start), self.b.names("%s")
             lets.append(
-                Let(kept, self.b.select(self.inside(dim, start), here, self.b.const(0, INDEX)))
+                Let(symbol, self.b.select(self.inside(dim, start), here, self.b.const(0, INDEX)))
             )
-            offsets[dim] = Affine.symbol(kept)
+            offsets[dim] = Affine.symbol(symbol)
         row = self.updates.shape[-1] if len(self.updates.shape) - 1 in self.dims else 1
         first = self.place(later, offsets, dict.fromkeys(self.dims, ZERO))
         return [

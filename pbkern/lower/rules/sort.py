@@ -57,11 +57,11 @@ def sorted_values(builder, eqn, ins: list[Value], first: int) -> list[Value]:
         return results[0]
 
     main = builder.new(Opaque(shape, ins[0].dtype, tuple(ins), make, needs_buffers=False))
-    others = [
+    further = [
         builder.new(Opaque(shape, input_.dtype, (main,), lambda inner_builder, _, k=k: results[k]))
         for k, input_ in enumerate(ins[1:], 1)
     ]
-    return [main, *others]
+    return [main, *further]
 
 
 def elements_read(jaxpr: jex.Jaxpr, eqn) -> int:
@@ -71,12 +71,12 @@ def elements_read(jaxpr: jex.Jaxpr, eqn) -> int:
     results = set(eqn.outvars)
     if any(not isinstance(atom, jex.Literal) and atom in results for atom in jaxpr.outvars):
         return length
-    found = 0
+    last = 0
     for user in jaxpr.eqns:
         for var in user.invars:
             if isinstance(var, jex.Literal) or var not in results:
                 continue
             if user.primitive.name != "slice":
                 return length
-            found = max(found, user.params["limit_indices"][axis])
-    return found
+            last = max(last, user.params["limit_indices"][axis])
+    return last

@@ -56,8 +56,8 @@ class AffineArray:
 
     def inside(self, extent: int) -> bool:
         """Whether all elements certainly are in [0, extent)."""
-        found = interval(self.value, self.bounds)
-        return found is not None and found[0] >= 0 and found[1] < extent
+        bounds = interval(self.value, self.bounds)
+        return bounds is not None and bounds[0] >= 0 and bounds[1] < extent
 
 
 def affine_array(
@@ -101,10 +101,10 @@ def row_steps(builder: RuleBuilder, value: Value) -> Steps:
         expr = finder.element(
             value, dims_index([(along(axis), size) for axis, size in enumerate(value.shape)])
         )
-        found = UNKNOWN if expr is None else steps_along(expr, along(len(value.shape) - 1))
-        builder.rows[id(value)] = found
+        steps = UNKNOWN if expr is None else steps_along(expr, along(len(value.shape) - 1))
+        builder.rows[id(value)] = steps
         if (
-            found.step and found.choices
+            steps.step and steps.choices
         ):  # it is not stored, nor what it is made of: that tells of the choices
             builder.unstored |= {key for key, _ in finder.seen}
     return builder.rows[id(value)]
@@ -115,9 +115,9 @@ def are_distinct(arrays: list[AffineArray], shape: tuple[int, ...]) -> bool:
     left = {axis for axis, size in enumerate(shape) if size > 1}
     for array in arrays:
         reach = 0
-        own = [dimension for dimension in left if array.value.coefficient(along(dimension))]
+        dims = [dimension for dimension in left if array.value.coefficient(along(dimension))]
         for dim in sorted(
-            own, key=lambda dimension: abs(array.value.coefficient(along(dimension)))
+            dims, key=lambda dimension: abs(array.value.coefficient(along(dimension)))
         ):
             step = abs(array.value.coefficient(along(dim)))
             if step <= reach:
@@ -129,9 +129,9 @@ def are_distinct(arrays: list[AffineArray], shape: tuple[int, ...]) -> bool:
             if all(
                 not array.value.coefficient(along(axis))
                 for axis, size in enumerate(shape)
-                if size > 1 and axis not in own
+                if size > 1 and axis not in dims
             ):
-                left -= set(own)
+                left -= set(dims)
     return not left
 
 
@@ -182,7 +182,7 @@ class _Finder:
             name = f"@scalar{len(self.scalars)}"
             self.scalars[name] = value
             scalar = known(self.builder, value)
-            if scalar is not None and (found := bounds_of(self.builder, scalar)) is not None:
-                self.bounds[name] = found
+            if scalar is not None and (bounds := bounds_of(self.builder, scalar)) is not None:
+                self.bounds[name] = bounds
             return self.builder.pool.index(value.dtype, Affine.symbol(name))
         return None

@@ -68,9 +68,9 @@ class _Along:
         if expr.info.primitive == "select_n":
             return self._chosen(expr, parts[1:])
         steps = [part.step for part in parts if part.step is not None]
-        found = _step(expr, steps) if len(steps) == len(parts) else None
+        steps_of = _step(expr, steps) if len(steps) == len(parts) else None
         return _together(
-            found, parts, expr if expr.info.primitive in ("max", "min", "rem") else None
+            steps_of, parts, expr if expr.info.primitive in ("max", "min", "rem") else None
         )
 
     def _chosen(self, expr: Expr, cases: list[Steps]) -> Steps:

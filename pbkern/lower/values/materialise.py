@@ -49,10 +49,10 @@ def decide(items: list, builder) -> tuple[set[int], dict[int, tuple[int, ...]], 
     The order is that where it is not the usual one; partial sums are those that values may be
     stored over. Values of no effect are left out.
     """
-    made = _Decision(items, builder, set())
-    while tall := made.too_tall(items):
-        made = _Decision(items, builder, made.cuts | tall)
-    return made.stored, made.layouts, made.over
+    decision = _Decision(items, builder, set())
+    while tall := decision.too_tall(items):
+        decision = _Decision(items, builder, decision.cuts | tall)
+    return decision.stored, decision.layouts, decision.over
 
 
 class _Decision:
@@ -98,7 +98,7 @@ class _Decision:
     def too_tall(self, items: list) -> set[int]:
         """Values at which expressions reach the height where they are to be cut."""
         heights: dict[int, int] = {}
-        found = set()
+        tall = set()
         for item in items:
             if not isinstance(item, (Lazy, Contract, Joined)) or id(item) in self.stored:
                 continue
@@ -108,10 +108,10 @@ class _Decision:
                 and id(item) in self.requests
                 and height >= self._largest_height(item)
             ):
-                found.add(id(item))
+                tall.add(id(item))
             else:
                 heights[id(item)] = height
-        return found
+        return tall
 
     def _largest_height(self, value: Lazy) -> int:
         """Largest height of the expression of a value that others continue."""

@@ -75,7 +75,7 @@ class PendingReads:
 
     def reading(self, written: Iterable[Buf], now: Order) -> list[Value]:
         """Values defined by `now` that are read from `written` and used later, in the order of those uses."""
-        found: dict[Value, tuple] = {}
+        readers: dict[Value, tuple] = {}
         for buf in written:
             inside, to_come = self._inside[buf], self._to_come[buf]
             seen: dict = {}
@@ -86,17 +86,17 @@ class PendingReads:
                 if (
                     not isinstance(place, Stored)
                     or place.buf.root is not buf
-                    or not self._is_used(value, now, found, seen)
+                    or not self._is_used(value, now, readers, seen)
                 ):
                     del inside[value]
-        return sorted(found, key=found.__getitem__)
+        return sorted(readers, key=readers.__getitem__)
 
     def _is_used(
-        self, value: Value, now: Order, found: dict[Value, tuple], seen: dict[Value, bool]
+        self, value: Value, now: Order, readers: dict[Value, tuple], seen: dict[Value, bool]
     ) -> bool:
         """Whether anything to come needs `value`.
 
-        Puts into `found` what it is read through; forgets uses that are over.
+        Puts into `readers` what it is read through; forgets uses that are over.
         """
         if value in seen:
             return seen[value]
@@ -107,11 +107,11 @@ class PendingReads:
             if use.order > now:
                 left.append(use)
                 key = (len(use.order), use.order, use.position)
-                found[value] = min(key, found.get(value, key))
+                readers[value] = min(key, readers.get(value, key))
             elif now[: len(use.order)] == use.order != () or (
                 use.user is not None
                 and self._resolve(use.user) is use.user
-                and self._is_used(use.user, now, found, seen)
+                and self._is_used(use.user, now, readers, seen)
             ):  # under way: regions inside may use it
                 left.append(use)
         self._uses[value] = left

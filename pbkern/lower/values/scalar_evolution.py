@@ -48,9 +48,9 @@ def simplified(builder, value: Lazy) -> Value:
     if isinstance(expr, Op) and (
         expr.dtype == np.bool_ or all(isinstance(arg, Const) for arg in expr.args)
     ):
-        found = bounds_of(builder, expr)
-        if found is not None and found[0] == found[1]:
-            return Literal((), value.dtype, value.dtype.type(found[0]))
+        bounds = bounds_of(builder, expr)
+        if bounds is not None and bounds[0] == bounds[1]:
+            return Literal((), value.dtype, value.dtype.type(bounds[0]))
     if expr.height > MOST_SCALAR_HEIGHT:
         return value
     return Lazy((), value.dtype, (), lambda ix: (), lambda pool, ix, xs: expr, index_only=True)
@@ -64,10 +64,10 @@ def known_index(builder, value: Value, clamp: int | None) -> Affine | None:
     if isinstance(expr, Const):
         constant = int(expr.value)
         return Affine((), constant if clamp is None else min(max(constant, 0), clamp))
-    found = None if clamp is None else interval(expr.affine, builder.bounds)
+    bounds = None if clamp is None else interval(expr.affine, builder.bounds)
     return (
         expr.affine
-        if clamp is None or (found is not None and found[0] >= 0 and found[1] <= clamp)
+        if clamp is None or (bounds is not None and bounds[0] >= 0 and bounds[1] <= clamp)
         else None
     )
 
@@ -87,8 +87,8 @@ def bounds_of(builder, expr: Expr) -> tuple[int, int] | None:
     if None in ranges or math.prod(high - low + 1 for low, high in ranges) > MOST_TRIED_POINTS:
         return None
     axes = np.meshgrid(*(np.arange(low, high + 1) for low, high in ranges), indexing="ij")
-    found = values_at(expr, dict(zip(sorted(expr.symbols), axes)))
-    return None if found is None or not found.size else (int(found.min()), int(found.max()))
+    values = values_at(expr, dict(zip(sorted(expr.symbols), axes)))
+    return None if values is None or not values.size else (int(values.min()), int(values.max()))
 
 
 def _is_known(primitive: str) -> bool:
@@ -99,24 +99,24 @@ def _is_known(primitive: str) -> bool:
 
 def values_at(expr: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
     """Values of an expression of integers at all points of `symbols`; None if it loads."""
-    made: dict[int, np.ndarray] = {}
+    values: dict[int, np.ndarray] = {}
     for node in nodes([expr]):
-        args = [made[id(arg)] for arg in node.args]
-        found: np.ndarray | np.generic
+        args = [values[id(arg)] for arg in node.args]
+        value: np.ndarray | np.generic
         if isinstance(node, Const):
-            found = node.value
+            value = node.value
         elif isinstance(node, IndexValue | InRange):
             affine = node.affine
             place = sum(
                 (symbols[symbol] * coeff for symbol, coeff in affine.terms), np.int64(affine.const)
             )
-            found = place
+            value = place
             if isinstance(node, InRange):
-                found = (node.low <= place) & (place < node.high)
+                value = (node.low <= place) & (place < node.high)
         elif isinstance(node, Op) and _is_known(node.info.primitive):
             info = node.info
-            found = ELEMENTWISE[info.primitive].computed(args, info.params, info.out_dtype)
+            value = ELEMENTWISE[info.primitive].computed(args, info.params, info.out_dtype)
         else:
             return None
-        made[id(node)] = np.asarray(found).astype(node.dtype)
-    return made[id(expr)]
+        values[id(node)] = np.asarray(value).astype(node.dtype)
+    return values[id(expr)]

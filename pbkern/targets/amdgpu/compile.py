@@ -71,11 +71,11 @@ def assemble(ir: str, kind: AmdDeviceKind) -> CodeObject:
     Raises TargetError without an lld, InternalError for calls of what no device has.
     """
     linker = lld()
-    made = llvm.code(ir, TRIPLE, ["asm", "obj"], cpu=kind.architecture, features="", reloc="pic")
-    text = made["asm"].decode()
+    code = llvm.code(ir, TRIPLE, ["asm", "obj"], cpu=kind.architecture, features="", reloc="pic")
+    text = code["asm"].decode()
     with tempfile.TemporaryDirectory() as folder:
         source, result = pathlib.Path(folder) / "kernel.o", pathlib.Path(folder) / "kernel.hsaco"
-        source.write_bytes(made["obj"])
+        source.write_bytes(code["obj"])
         command = [*linker, "-shared", "--no-undefined", str(source), "-o", str(result)]
         ran = subprocess.run(command, capture_output=True, text=True)
         if ran.returncode:
@@ -96,9 +96,9 @@ def lld() -> tuple[str, ...]:
     """Command of LLVM's linker: ziglang's, ROCm's, or one in PATH. Raises TargetError."""
     if importlib.util.find_spec("ziglang"):
         return sys.executable, "-m", "ziglang", "ld.lld"
-    for found in ("/opt/rocm/llvm/bin/ld.lld", shutil.which("ld.lld")):
-        if found and pathlib.Path(found).exists():
-            return (found,)
+    for path in ("/opt/rocm/llvm/bin/ld.lld", shutil.which("ld.lld")):
+        if path and pathlib.Path(path).exists():
+            return (path,)
     raise TargetError(
         "code for AMD GPUs cannot be linked",
         why="there is neither ziglang, nor /opt/rocm, nor ld.lld in PATH",
@@ -107,5 +107,5 @@ def lld() -> tuple[str, ...]:
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    return int(found[1]) if found else 0
+    match = re.search(pattern, text)
+    return int(match[1]) if match else 0

@@ -58,14 +58,14 @@ class HipDriver(LibraryDriver):
         newer = "hipGetDevicePropertiesR0600"
         symbol = newer if hasattr(self.library, newer) else "hipGetDeviceProperties"
         self.check(self.call(symbol, properties, device), f"asked for device {device}")
-        found = _ARCHITECTURE.findall(properties.raw)
-        if not found:
+        names = _ARCHITECTURE.findall(properties.raw)
+        if not names:
             raise TargetError(
                 f"AMD device {device} does not say which instructions it has",
                 why=f"{symbol} stores no gfx name",
                 hint="compile_options={'device': ...} names its architecture",
             )
-        return found[-1].decode()  # a device's own name, which stands before, may begin so as well
+        return names[-1].decode()  # a device's own name, which stands before, may begin so as well
 
     def current_device(self) -> int:
         return self.number("asked for its device", "hipGetDevice")

@@ -23,6 +23,17 @@ class CompilerParams(ThreadParams):
         Default False.
       num_warps: wavefronts in a workgroup, of 64 threads on CDNA and 32 on RDNA; a power of two,
         1,024 threads at most. None, the default: 128 threads.
+
+    Examples:
+      >>> params = pbkern.amdgpu.CompilerParams(dimension_semantics=("parallel",), num_warps=4)
+      >>> @pbkern.kernel(
+      ...     grid=(4,), out_specs=pbkern.BlockSpec((2,), lambda i: (i,)), compiler_params=params,
+      ...     out_shape=jax.ShapeDtypeStruct((8,), "float32"), in_types=[],
+      ... )
+      ... def ones(o):
+      ...     o[...] = jnp.ones(2)
+      >>> ones.trace().compiler_params["amdgpu"].num_warps
+      4
     """
 
     target_name: ClassVar[str] = "amdgpu"

@@ -109,7 +109,13 @@ def scaled_machine(cores: int, bits: int, share_of_peak: float = 1.0, **figures:
 
 @functools.cache
 def detected_machine() -> CpuMachine:
-    """The machine this process runs on. What cannot be read keeps DEFAULT_MACHINE's value."""
+    """The machine this process runs on. What cannot be read keeps DEFAULT_MACHINE's value.
+
+    Examples:
+      >>> machine = pbkern.cpu.machine()
+      >>> machine.cores >= 1 and machine.vector_bits >= 128  # sizes are bytes, bandwidths bytes per second
+      True
+    """
     cores, cores_from = usable_cores()
     info = cpuinfo()
     bits, bits_from = vector_bits(info)

@@ -32,6 +32,17 @@ class CompilerParams(CheckedParams):
         place of being read. A permission, not an order, and one that this target does not use yet:
         producers of hand-written kernels run as kernels of their own. None, the default: permitted
         for all.
+
+    Examples:
+      >>> params = pbkern.cpu.CompilerParams(dimension_semantics=("parallel",), num_threads=2)
+      >>> @pbkern.kernel(
+      ...     grid=(4,), out_specs=pbkern.BlockSpec((2,), lambda i: (i,)), compiler_params=params,
+      ...     out_shape=jax.ShapeDtypeStruct((8,), "float32"),
+      ... )
+      ... def ones(o):
+      ...     o[...] = jnp.ones(2)
+      >>> float(ones().sum())
+      8.0
     """
 
     approx_math: bool = False

@@ -17,7 +17,7 @@ from pbkern.targets.cpu.locality.cache_blocking import BlockForCaches
 from pbkern.targets.cpu.packing.narrow_operands import SinkWideningCasts
 from pbkern.targets.cpu.packing.pack import Pack
 from pbkern.targets.cpu.packing.row_padding import PadScratchRows
-from pbkern.targets.cpu.schedule.decide_schedules import decide_schedules
+from pbkern.targets.cpu.schedule.decide_schedules import DecideSchedules
 from pbkern.targets.cpu.schedule.instructions import INSTRUCTIONS
 
 _reassociates = attrgetter("options.contract")
@@ -88,7 +88,7 @@ CPU_PASSES = (
     ),
     Pass(
         "decide schedules",
-        decide_schedules,
+        DecideSchedules(),
         "vectors and register tiles are values that code generation reads; last, because edits lose them",
         required=True,
     ),

@@ -44,7 +44,7 @@ class CpuTarget:
     name = "cpu"
     platform = "cpu"
     POOLED_BYTES = xla.POOLED_BYTES
-    STAGES: tuple[str, ...] = ("nests", "mlir", "llvm", "asm")
+    STAGES: tuple[str, ...] = ("nests", "schedule", "mlir", "llvm", "asm")
 
     def __init__(self, device: CpuDevice | None = None) -> None:
         self.device = device
@@ -103,8 +103,8 @@ class CpuTarget:
                 raise
 
         if fallback.is_failing():
-            made = self._compiled[key] = make()
-            return made
+            loaded = self._compiled[key] = make()
+            return loaded
         return self._made_once.get(key, make)
 
     def call(self, compiled: LoadedProgram, *operands) -> list:
@@ -118,9 +118,10 @@ class CpuTarget:
 
     def text(self, compiled: LoadedProgram, stage: str) -> str:
         match stage:
-            case "nests":
+            case "nests" | "schedule":
                 return "\n\n".join(
-                    f"{kernel.name}:\n{kernel.nests}" for kernel in compiled.lowered.lowered
+                    f"{kernel.name}:\n{getattr(kernel, stage)}"
+                    for kernel in compiled.lowered.lowered
                 )
             case "mlir":
                 return f"{compiled.lowered.kernels}\n{compiled.lowered.host}"

@@ -22,12 +22,12 @@ def _trace(site: int, operand: int, address: int) -> None:
     try:
         callback = SITES[site]
         types = (*callback.types, *callback.operands)
-        found = _arrived.found = [] if operand == 0 else _arrived.found
-        found.append(address)
-        if len(found) == max(len(types), 1):
+        arrived = _arrived.operands = [] if operand == 0 else _arrived.operands
+        arrived.append(address)
+        if len(arrived) == max(len(types), 1):
             values, operands = (
-                zip(callback.types, found),
-                zip(callback.operands, found[len(callback.types) :]),
+                zip(callback.types, arrived),
+                zip(callback.operands, arrived[len(callback.types) :]),
             )
             callback.receive(
                 [_read(*value) for value in values],

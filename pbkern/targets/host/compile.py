@@ -22,7 +22,7 @@ from .kernel_text import LoweredKernel
 from .loaded_program import LoadedProgram, host_text
 from .memory_message import give_message
 from .objects import object_files
-from .objects.object_code import ObjectCode, kept
+from .objects.object_code import ObjectCode, stored_code
 from .program_text import LoweredProgram
 from .runtime import xla
 from .runtime_symbols import runtime_symbols
@@ -75,10 +75,12 @@ def compile_program(
         by_hand = any(
             kernel.defined_at for kernel in program.kernels()
         )  # its errors name a program that repeats them
-        code, image, found = kept(key, symbols, make, timed, remembers_failures=not by_hand)
+        code, image, from_disk = stored_code(
+            key, symbols, make, timed, remembers_failures=not by_hand
+        )
     name = f"pbkern_{next(_serial)}_{program.name}"
     compiled = LoadedProgram(
-        program, name, code, image, lambda: lower(lambda kernel: None), found, times
+        program, name, code, image, lambda: lower(lambda kernel: None), from_disk, times
     )
     lifetime.free_with(compiled, image)
     give_message(image, compiled.no_memory)

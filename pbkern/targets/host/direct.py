@@ -23,7 +23,7 @@ from . import lifetime
 from .loaded_program import LoadedProgram
 from .objects import object_files
 from .objects.elf_loader import PAGE, Image
-from .objects.object_code import ObjectCode, image_of, kept
+from .objects.object_code import ObjectCode, image_of, stored_code
 from .runtime import arena, openmp, serial
 from .runtime.parallel import PARALLEL
 from .runtime_symbols import runtime_symbols
@@ -106,7 +106,7 @@ def _loaded(key: str, text: str, function: str, addresses: dict[str, int]) -> Im
             (mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, function, addresses),)
         )
 
-    _, image, _ = kept(f"parallel loop: {key}", addresses, make)
+    _, image, _ = stored_code(f"parallel loop: {key}", addresses, make)
     _images.append(image)
     return image
 

@@ -27,8 +27,9 @@ class FunctionText:
 class LoweredKernel:
     """`main` is func.func @name(operands..., copies..., arena, low, high), which calls `pieces`.
 
-    programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest
-    IR; copies: numbers of the operands that it reads as they were before the launch, from copies.
+    programs: number of parallel programs; scratch_bytes: arena of one task; nests, schedule:
+    readable, as they were emitted; copies: numbers of the operands that it reads as they were before the
+    launch, from copies.
     """
 
     main: FunctionText
@@ -36,6 +37,7 @@ class LoweredKernel:
     programs: int
     scratch_bytes: int
     nests: str
+    schedule: str
     operand_count: int
     copies: tuple[int, ...] = ()
 

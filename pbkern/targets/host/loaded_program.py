@@ -137,5 +137,5 @@ def call_into(compiled: LoadedProgram, operands, places) -> tuple[list, jax.Arra
     types = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in small]
     flag = jax.ShapeDtypeStruct((0,), np.uint8)
     call = jax.ffi.ffi_call(compiled.ffi_name, [*types, flag], has_side_effect=True)
-    *others, done = call(*operands, *places)
-    return others, done
+    *results, done = call(*operands, *places)
+    return results, done

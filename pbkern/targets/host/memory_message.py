@@ -30,10 +30,10 @@ def memory_message(program: HostProgram, arena_bytes: int) -> str:
     )
     if not arrays:
         return text
-    array, kernel, line = max(arrays, key=lambda found: found[0].nbytes)
+    array, kernel, line = max(arrays, key=lambda entry: entry[0].nbytes)
     line = line or kernel.defined_at
-    made = f"{array} ({array.nbytes / MEGABYTE:.1f} MB), which kernel `{kernel.name}` makes"
-    return f"{text}, the largest of them {made}{f' at {line}' if line else ''}"
+    largest = f"{array} ({array.nbytes / MEGABYTE:.1f} MB), which kernel `{kernel.name}` makes"
+    return f"{text}, the largest of them {largest}{f' at {line}' if line else ''}"
 
 
 def _arrays(program: HostProgram) -> Iterator[tuple[ArrayType, Kernel, str | None]]:

@@ -145,11 +145,11 @@ class HostText:
 
     def copies(self, step: Launch, views: Sequence[BufferView]) -> dict[int, str]:
         """Copies the operands of which the launch keeps a copy; pointers to them by number of the operand."""
-        found = {}
+        copies = {}
         for i, at in self.memory.copies[id(step.kernel)].items():
-            found[i] = self.arena(at)
-            self.hooks.copy(self, found[i], self.pointer(views[i]), views[i].type.nbytes)
-        return found
+            copies[i] = self.arena(at)
+            self.hooks.copy(self, copies[i], self.pointer(views[i]), views[i].type.nbytes)
+        return copies
 
     def alloca(self, kind: str) -> str:
         """A place on the stack, reserved once: a loop would take another one in each of its steps."""

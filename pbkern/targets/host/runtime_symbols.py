@@ -13,7 +13,7 @@ from pbkern.targets import mlir
 from . import callbacks, lifetime
 from .objects import object_files
 from .objects.elf_loader import Image
-from .objects.object_code import ObjectCode, kept
+from .objects.object_code import ObjectCode, stored_code
 from .runtime import xla
 
 _runtime: list[Image] = []
@@ -36,7 +36,7 @@ def _loaded_runtime() -> dict[str, int]:
             (mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, xla.SYMBOLS[0], {}),)
         )
 
-    _, image, _ = kept("runtime", {}, make)
+    _, image, _ = stored_code("runtime", {}, make)
     _runtime.append(image)
     lifetime.register_state(image)
     turns = (ctypes.c_int32 * 2).from_address(image.address("pbk_turns"))

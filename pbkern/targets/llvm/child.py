@@ -52,7 +52,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> bool:
     results: dict[str, bytes] = {}
     said: dict[str, Any] = {}
     try:
-        results = made(request, texts)
+        results = compiled(request, texts)
         said = {kind: len(data) for kind, data in results.items()}
     except RuntimeError as e:  # what LLVM refuses without ending its process
         said = {"error": str(e)}
@@ -63,7 +63,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> bool:
     return True
 
 
-def made(request: dict[str, Any], texts: list[list[str]]) -> dict[str, bytes]:
+def compiled(request: dict[str, Any], texts: list[list[str]]) -> dict[str, bytes]:
     """Each kind of what one request asks for. Raises RuntimeError."""
     target = llvm.Target.from_triple(request["triple"])
     machine = target.create_target_machine(opt=request["level"], **request["machine"])

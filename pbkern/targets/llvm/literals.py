@@ -36,13 +36,13 @@ def readable(text: str) -> str:
 def _line(line: str) -> str:
     kind: str | None = None
 
-    def replaced(found: re.Match) -> str:
+    def replaced(match: re.Match) -> str:
         nonlocal kind
-        if found[2]:
-            kind = found[2]
-        if not found[3] or kind is None:
-            return found[0]
-        return spelled(kind, found[3])
+        if match[2]:
+            kind = match[2]
+        if not match[3] or kind is None:
+            return match[0]
+        return spelled(kind, match[3])
 
     return _TOKEN.sub(replaced, line)
 

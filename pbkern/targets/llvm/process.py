@@ -146,13 +146,13 @@ class _Child:
         stop.daemon = True
         stop.start()
         try:
-            found = self._answer(sent)
+            answer = self._answer(sent)
         except BaseException:
             self.end()
             raise
         finally:
             stop.cancel()
-        if found is None:
+        if answer is None:
             status = self.end()
             if late.is_set():
                 raise _Ended(f"it was stopped after {MOST_LLVM_SECONDS} s", is_late=True)
@@ -160,7 +160,7 @@ class _Child:
             printed = self.said.read().decode(errors="replace").strip()
             ended = f"signal {-status}" if status < 0 else f"exit status {status}"
             raise _Ended(f"its process ended with {ended}: {printed[-SHOWN_CHARACTERS:]}")
-        return found
+        return answer
 
     def _answer(self, sent: bytes) -> tuple[dict[str, Any], dict[str, bytes]] | None:
         """None where the child ended."""

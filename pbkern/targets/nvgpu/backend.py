@@ -23,8 +23,8 @@ class NvgpuBackend(ThreadBackend):
         self, kernel: Kernel, options, program: HostProgram | None = None
     ) -> ThreadOptions:
         p = of_kernel(kernel, self.params)
-        found = super().build_options(kernel, options, program)
-        return dataclasses.replace(found, profile_space=p.profile_space, profile_dir=p.profile_dir)
+        build = super().build_options(kernel, options, program)
+        return dataclasses.replace(build, profile_space=p.profile_space, profile_dir=p.profile_dir)
 
     def refused(self, params: ThreadParams) -> Mapping[str, str]:
         assert isinstance(params, CompilerParams)

@@ -217,19 +217,19 @@ def driver(name: str | None) -> Driver:
 @functools.cache
 def present_capability() -> tuple[int, int] | None:
     """Compute capability of this computer's first device; None where there is no driver or no device."""
-    found = driver(None)
-    assert isinstance(found, CudaDriver)
+    driver_here = driver(None)
+    assert isinstance(driver_here, CudaDriver)
     try:
-        return found.capability(0)
+        return driver_here.capability(0)
     except TargetError:
         return None
 
 
 def synchronize() -> None:
     """Waits until all devices have done what they were given. Raises TargetError without a driver."""
-    found = driver(None)
-    assert isinstance(found, CudaDriver)
-    found.synchronize()
+    driver_here = driver(None)
+    assert isinstance(driver_here, CudaDriver)
+    driver_here.synchronize()
 
 
 def _memory(address: int | None, size: int) -> np.ndarray:

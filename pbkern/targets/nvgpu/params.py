@@ -36,6 +36,17 @@ class CompilerParams(ThreadParams):
       lowering_semantics: "Lane", the default: code for single threads. "Warpgroup" is refused:
         there are no tensor cores yet.
       num_warps: warps of 32 threads in a block, a power of two up to 32. None, the default: 4.
+
+    Examples:
+      >>> params = pbkern.nvgpu.CompilerParams(dimension_semantics=("parallel",), num_warps=8)
+      >>> @pbkern.kernel(
+      ...     grid=(4,), out_specs=pbkern.BlockSpec((2,), lambda i: (i,)), compiler_params=params,
+      ...     out_shape=jax.ShapeDtypeStruct((8,), "float32"), in_types=[],
+      ... )
+      ... def ones(o):
+      ...     o[...] = jnp.ones(2)
+      >>> ones.trace().compiler_params["nvgpu"].num_warps
+      8
     """
 
     max_concurrent_steps: int = 1

@@ -78,14 +78,14 @@ def assemble(ptx: str, architecture: str) -> Cubin:
             return Cubin(payload[NUMBERS.size :], *NUMBERS.unpack_from(payload))
         except struct.error:  # no entry of ours: make it anew
             store.remove(KIND, key)
-    made = _assembled(tool, ptx, architecture)
+    code = _assembled(tool, ptx, architecture)
     if store:
         store.put(
             KIND,
             key,
-            NUMBERS.pack(made.registers, made.spill_bytes, made.shared_bytes) + made.cubin,
+            NUMBERS.pack(code.registers, code.spill_bytes, code.shared_bytes) + code.cubin,
         )
-    return made
+    return code
 
 
 @functools.cache
@@ -115,8 +115,8 @@ def _assembled(tool: str, ptx: str, architecture: str) -> Cubin:
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    return int(found[1]) if found else 0
+    match = re.search(pattern, text)
+    return int(match[1]) if match else 0
 
 
 def disassembled(cubin: bytes) -> str:

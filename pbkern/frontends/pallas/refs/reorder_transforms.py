@@ -42,20 +42,20 @@ class StridedRun:
 
 def runs(indexer) -> list[StridedRun] | None:
     """The Runs of an indexer; None if it has array indices."""
-    found = []
+    runs = []
     for index in indexer.indices:
         if not _jax.is_slice(index):
             if np.ndim(index):
                 return None
-            found.append(
+            runs.append(
                 StridedRun(
                     int(index) if isinstance(index, (int, np.integer)) else index, 1, point=True
                 )
             )
         else:
             size = int(index.size)
-            found.append(StridedRun(index.start, size, index.stride if size > 1 else 1))
-    return found
+            runs.append(StridedRun(index.start, size, index.stride if size > 1 else 1))
+    return runs
 
 
 def before(
@@ -74,8 +74,8 @@ def before(
             return _before_reshape(shape, after, taken)
         case _jax.TransposeTransform(permutation=p):
             inverse = [taken[p.index(axis)] for axis in range(len(p))]
-            kept = [axis for axis in range(len(p)) if not inverse[axis].point]
-            order = tuple(kept.index(dim) for dim in p if not inverse[dim].point)
+            dims = [axis for axis in range(len(p)) if not inverse[axis].point]
+            order = tuple(dims.index(dim) for dim in p if not inverse[dim].point)
             return inverse, _jax.TransposeTransform(order)
         case _jax.BitcastTransform(dtype=new):
             return _before_bitcast(transform, bitcasts.width(dtype), bitcasts.width(new), taken)
@@ -111,15 +111,15 @@ def _before_bitcast(
 def _before_reshape(
     shape: Sequence[int], after: Sequence[int], taken: Sequence[StridedRun]
 ) -> tuple[list[StridedRun], object] | None:
-    found: list[StridedRun] = []
+    runs: list[StridedRun] = []
     for group, new in _groups(shape, after):
         inner = _within(
             [shape[dim] for dim in group], [after[dim] for dim in new], [taken[dim] for dim in new]
         )
         if inner is None:
             return None
-        found += inner
-    return found, _jax.ReshapeTransform(tuple(run.size for run in taken if not run.point))
+        runs += inner
+    return runs, _jax.ReshapeTransform(tuple(run.size for run in taken if not run.point))
 
 
 def _groups(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -169,11 +169,11 @@ def _within(old: list[int], new: list[int], taken: list[StridedRun]) -> list[Str
 
 def _digits(start, sizes: list[int], count: int) -> list[StridedRun]:
     """The number `start` written in the places `sizes`; `count` elements from it on, in the last place."""
-    found = [StridedRun(_rem(start, sizes[-1]) if len(sizes) > 1 else start, count)]
+    digits = [StridedRun(_rem(start, sizes[-1]) if len(sizes) > 1 else start, count)]
     for axis in range(len(sizes) - 2, -1, -1):
         start = _div(start, sizes[axis + 1])
-        found.append(StridedRun(_rem(start, sizes[axis]) if axis else start, 1))
-    return found[::-1]
+        digits.append(StridedRun(_rem(start, sizes[axis]) if axis else start, 1))
+    return digits[::-1]
 
 
 def _i32(x):

@@ -294,12 +294,12 @@ def view(ref, dtype, transforms: Sequence) -> IndexedRef:
 def _over_words(dtype, transforms: Sequence) -> list:
     """Transforms of a Ref of keys as those of the Ref of their words, whose last dimensions they leave alone."""
     words = words_of(dtype)
-    found: list = []
+    transforms_of_words: list = []
     for transform in transforms:
         match transform:
             case _jax.NDIndexer():
                 whole = tuple(_jax.Slice(0, word) for word in words)
-                found.append(
+                transforms_of_words.append(
                     _jax.NDIndexer(
                         (*transform.indices, *whole),
                         (*transform.shape, *words),
@@ -307,15 +307,17 @@ def _over_words(dtype, transforms: Sequence) -> list:
                     )
                 )
             case _jax.ReshapeTransform(shape=shape):
-                found.append(_jax.ReshapeTransform((*shape, *words)))
+                transforms_of_words.append(_jax.ReshapeTransform((*shape, *words)))
             case _jax.TransposeTransform(permutation=p):
-                found.append(_jax.TransposeTransform((*p, *range(len(p), len(p) + len(words)))))
+                transforms_of_words.append(
+                    _jax.TransposeTransform((*p, *range(len(p), len(p) + len(words))))
+                )
             case _:
                 raise UnsupportedOp(
                     f"{type(transform).__name__} of a Ref of PRNG keys",
                     hint="index, reshape or transpose it",
                 )
-    return found
+    return transforms_of_words
 
 
 class _ViewAccess:
@@ -373,16 +375,16 @@ class _ViewAccess:
             dtypes.append(dtype_after(dtypes[-1], transform))
         rest = []
         for transform, shape, kind in zip(self.rest[::-1], shapes[-2::-1], dtypes[-2::-1]):
-            found = before(transform, shape, kind, taken)
-            if found is None:
+            exchanged = before(transform, shape, kind, taken)
+            if exchanged is None:
                 return None
-            taken, moved = found
+            taken, moved = exchanged
             rest.append(moved)
         return [run.start if run.point else run.as_slice() for run in taken], rest[::-1]
 
     def view(self) -> IndexedRef:
-        kept = sorted(self.order)
-        perm = tuple(kept.index(dim) for dim in self.order)
+        axes = sorted(self.order)
+        perm = tuple(axes.index(dim) for dim in self.order)
         natural = perm == tuple(range(len(perm))) or self._gathers()
         return IndexedRef(
             self.ref, self.dtype, tuple(self.indices), None if natural else perm, tuple(self.rest)

@@ -16,18 +16,18 @@ def while_(op: HloOperation, *given):
     """Imports a loop; what it hands on as it got it is no carry; one that counts runs a known number of times."""
     body, test = op.block(1), op.block(0)
     last = [operation.operation for operation in body.operations][-1]
-    kept = [k for k, operand in enumerate(last.operands) if operand != body.arguments[k]]
-    start = tuple(jnp.asarray(given[position], op.type(position)[1]) for position in kept)
+    changing = [k for k, operand in enumerate(last.operands) if operand != body.arguments[k]]
+    start = tuple(jnp.asarray(given[position], op.type(position)[1]) for position in changing)
 
     def every(carry):
         values = list(given)
-        for k, value in zip(kept, carry):
+        for k, value in zip(changing, carry):
             values[k] = value
         return values
 
     def step(carry):
-        made = op.run_block(body, every(carry))
-        return tuple(jnp.asarray(made[position], op.type(position)[1]) for position in kept)
+        results = op.run_block(body, every(carry))
+        return tuple(jnp.asarray(results[position], op.type(position)[1]) for position in changing)
 
     steps = trip_count(op.mlir, given)
     if steps is not None:

@@ -75,13 +75,13 @@ def scatter(op, *operands):
         tuple(scatter_dimension_numbers.scatter_indices_batching_dims),
     )
     indices = _indices_last(operands[num_operands], scatter_dimension_numbers.index_vector_dim)
-    made = []
+    results = []
     for operand, updates, name in zip(
         operands[:num_operands], operands[num_operands + 1 :], combiners(op.block(0))
     ):
         assert name is not None
         scatter_op = SCATTERS[BOOLEAN.get(name, name) if operand.dtype == bool else name]
-        made.append(
+        results.append(
             scatter_op(
                 operand,
                 indices,
@@ -92,7 +92,7 @@ def scatter(op, *operands):
                 mode="drop",
             )
         )
-    return made
+    return results
 
 
 @check("stablehlo.scatter")

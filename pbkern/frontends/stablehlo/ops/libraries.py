@@ -18,10 +18,10 @@ def fft(op: HloOperation, x):
 @rule("stablehlo.cholesky")
 def cholesky(op: HloOperation, x):
     lower = op.flag("lower")
-    made = lax.linalg.cholesky(
+    factor = lax.linalg.cholesky(
         x if lower else jnp.swapaxes(x, -1, -2).conj(), symmetrize_input=False
     )
-    return made if lower else jnp.swapaxes(made, -1, -2).conj()
+    return factor if lower else jnp.swapaxes(factor, -1, -2).conj()
 
 
 @rule("stablehlo.triangular_solve")
@@ -63,8 +63,8 @@ def batch_norm_inference(op: HloOperation, x, scale, offset, mean, variance):
 
 
 def _moments(op: HloOperation, x):
-    others = tuple(axis for axis in range(x.ndim) if axis != op.integer("feature_index"))
-    return jnp.mean(x, others), jnp.var(x, others), others
+    other_axes = tuple(axis for axis in range(x.ndim) if axis != op.integer("feature_index"))
+    return jnp.mean(x, other_axes), jnp.var(x, other_axes), other_axes
 
 
 @rule("stablehlo.batch_norm_training")
@@ -77,11 +77,11 @@ def batch_norm_training(op: HloOperation, x, scale, offset):
 def batch_norm_grad(op: HloOperation, x, scale, mean, variance, g):
     """Gradients of batch_norm_training; formula of StableHLO's specification."""
     axis = op.integer("feature_index")
-    others = tuple(k for k in range(x.ndim) if k != axis)
+    other_axes = tuple(k for k in range(x.ndim) if k != axis)
     across = lambda vector: lax.broadcast_in_dim(vector, x.shape, (axis,))
     count = x.dtype.type(x.size // x.shape[axis])
     centred, spread = x - across(mean), lax.rsqrt(variance + x.dtype.type(op.number("epsilon")))
-    total, weighted = g.sum(others), (g * centred).sum(others)
+    total, weighted = g.sum(other_axes), (g * centred).sum(other_axes)
     to_x = across(scale * spread / count) * (
         count * g - across(total) - centred * across(weighted * spread * spread)
     )

@@ -72,11 +72,11 @@ def reduce(op: HloOperation, *operands):
     if name in REDUCTIONS:
         (x,), (start,) = xs, starts
         name = BOOLEAN.get(name, name) if x.dtype == bool else name
-        made = REDUCTIONS[name](x, dims)
+        reduced = REDUCTIONS[name](x, dims)
         return (
-            made
+            reduced
             if starts_at_identity(name, start)
-            else PAIRS[name](made, jnp.broadcast_to(start, made.shape))
+            else PAIRS[name](reduced, jnp.broadcast_to(start, reduced.shape))
         )
     if (
         num_operands == 2
@@ -94,15 +94,15 @@ def reduce(op: HloOperation, *operands):
 
 def _places_along(op: HloOperation, dim: int) -> bool:
     """Whether the second operand of a reduction numbers the elements of the first along a dimension."""
-    made = made_by(op.mlir.operands[1])
-    if made is not None and made.name == "stablehlo.broadcast_in_dim":
-        dims = HloOperation(made).integers("broadcast_dimensions")
+    maker = made_by(op.mlir.operands[1])
+    if maker is not None and maker.name == "stablehlo.broadcast_in_dim":
+        dims = HloOperation(maker).integers("broadcast_dimensions")
         dim = dims.index(dim) if dim in dims else -1
-        made = made_by(made.operands[0])
+        maker = made_by(maker.operands[0])
     return (
-        made is not None
-        and made.name == "stablehlo.iota"
-        and HloOperation(made).integer("iota_dimension") == dim
+        maker is not None
+        and maker.name == "stablehlo.iota"
+        and HloOperation(maker).integer("iota_dimension") == dim
     )
 
 
@@ -127,19 +127,19 @@ def reduce_window(op: HloOperation, *operands):
         (x,), (start,) = xs, starts
         name = BOOLEAN.get(name, name) if x.dtype == bool else name
         plain = strides == inner == outer == ones and starts_at_identity(name, start)
-        found = _cumulated(x.shape, window, pads) if plain and name in CUMULATIVE else None
-        if found is not None:
-            return CUMULATIVE[name](x, found[0], reverse=found[1])
+        along = _cumulated(x.shape, window, pads) if plain and name in CUMULATIVE else None
+        if along is not None:
+            return CUMULATIVE[name](x, along[0], reverse=along[1])
         return lax.reduce_window(x, start, PAIRS[name], window, strides, pads, inner, outer)
     region = op.region(0)
-    found = (
+    along = (
         _cumulated(xs[0].shape, window, pads)
         if strides == inner == outer == ones and _starts_neutral(op, starts)
         else None
     )
-    if found is not None:
+    if along is not None:
         return lax.associative_scan(
-            lambda x, y: region(*x, *y), list(xs), axis=found[0], reverse=found[1]
+            lambda x, y: region(*x, *y), list(xs), axis=along[0], reverse=along[1]
         )
     return lax.reduce_window(
         tuple(xs),
@@ -161,9 +161,9 @@ def _starts_neutral(op: HloOperation, starts) -> bool:
         tried = [np.array([-2.5, -1.0, 0.0, 0.5, 3.0], start.dtype) for start in starts]
         given = [np.broadcast_to(start, (5,)) for start in starts]
         region = jax.vmap(lambda *values: tuple(op.region(0)(*values)))
-        made = (*region(*given, *tried), *region(*tried, *given))
+        results = (*region(*given, *tried), *region(*tried, *given))
     return all(
-        bool((np.asarray(result) == want).all()) for result, want in zip(made, (*tried, *tried))
+        bool((np.asarray(result) == want).all()) for result, want in zip(results, (*tried, *tried))
     )
 
 
@@ -187,8 +187,8 @@ def select_and_scatter(op: HloOperation, x, source, start):
     pool = lambda x: lax.reduce_window(
         x, identity(name, x.dtype), PAIRS[name], window, strides, op.pairs("padding", x.ndim)
     )
-    (made,) = jax.vjp(pool, x)[1](source)
-    return made if starts_at_identity("add", start) else made + start
+    (gradient,) = jax.vjp(pool, x)[1](source)
+    return gradient if starts_at_identity("add", start) else gradient + start
 
 
 @check("stablehlo.select_and_scatter")
@@ -207,8 +207,8 @@ def _direction(block) -> str | None:
         or list(compare.operands) != list(block.arguments)
     ):
         return None
-    found = HloOperation(compare).choice("comparison_direction")
-    return found if found in ("GE", "GT", "LE", "LT") else None
+    direction = HloOperation(compare).choice("comparison_direction")
+    return direction if direction in ("GE", "GT", "LE", "LT") else None
 
 
 @rule("stablehlo.map")

@@ -64,14 +64,14 @@ def attention(call, q, k, v, dropout, causal, *, attn_mask, scale):
     weights = jnp.exp(scores - top)
     total = weights.sum(-1, keepdims=True)
     shown = jnp.where(total == 0, 1, total) if attn_mask is not None else total
-    made = jnp.matmul(weights / shown, v.astype(weights.dtype))
-    return made, (jnp.log(total) + top)[..., 0] if 1 in call.used else jnp.zeros(
+    result = jnp.matmul(weights / shown, v.astype(weights.dtype))
+    return result, (jnp.log(total) + top)[..., 0] if 1 in call.used else jnp.zeros(
         call.shapes[1], total.dtype
     )
 
 
 @op("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
-def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_mask, scale):
+def attention_backward(call, g, q, k, v, out, sums, dropout, causal, *, attn_mask, scale):
     """Causal queries come in parts, each with the keys up to its last one: more than half of the others' work is masked."""
     _check(dropout)
     heads, (num_queries, _), num_keys = k.shape[-3], q.shape[-2:], k.shape[-2]
@@ -87,7 +87,7 @@ def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_ma
         keys = min(first + rows, num_keys) if parted else num_keys
         queries = [
             lax.slice_in_dim(x, first, min(first + rows, num_queries), axis=-2)
-            for x in (g, q, made, sums[..., None])
+            for x in (g, q, out, sums[..., None])
         ]
         seen = [lax.slice_in_dim(x, 0, keys, axis=-2) for x in (k, v)]
         part, *of_keys = _gradients(*queries, *seen, causal, attn_mask, scale, first)
@@ -97,14 +97,14 @@ def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_ma
     return jnp.concatenate(to_q, -2), _summed(to_k, heads), _summed(to_v, heads)
 
 
-def _gradients(g, q, made, sums, k, v, causal, mask, scale, first):
+def _gradients(g, q, out, sums, k, v, causal, mask, scale, first):
     """(with respect to queries, to keys, to values) of some queries, from number `first` on."""
     scores = _scores(q, k, causal, mask, scale, first)
     weights = jnp.exp(scores - (jnp.where(sums == -np.inf, 0, sums) if mask is not None else sums))
     wide, factor = weights.dtype, 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    q, k, v, g, made = (x.astype(wide) for x in (q, k, v, g, made))
+    q, k, v, g, out = (x.astype(wide) for x in (q, k, v, g, out))
     to_v = jnp.matmul(jnp.swapaxes(weights, -1, -2), g)
-    share = jnp.sum(g * made, -1, keepdims=True)
+    share = jnp.sum(g * out, -1, keepdims=True)
     to_scores = (
         weights * (jnp.matmul(g, jnp.swapaxes(v, -1, -2)) - share) * np.asarray(factor, wide)
     )

@@ -62,5 +62,9 @@ def convolution_backward(call, g, x, weight, bias_sizes, *rest):
     *config, mask = rest
     _, vjp = jax.vjp(lambda x, w: convolve(x, w, *config), x, weight)
     to_x, to_w = vjp(g)
-    others = tuple(axis for axis in range(g.ndim) if axis != g.ndim - weight.ndim + 1)
-    return to_x if mask[0] else None, to_w if mask[1] else None, g.sum(others) if mask[2] else None
+    other_axes = tuple(axis for axis in range(g.ndim) if axis != g.ndim - weight.ndim + 1)
+    return (
+        to_x if mask[0] else None,
+        to_w if mask[1] else None,
+        g.sum(other_axes) if mask[2] else None,
+    )

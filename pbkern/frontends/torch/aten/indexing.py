@@ -18,9 +18,9 @@ def _index(call, x, indices) -> tuple:
 
     Those that Torch itself has made are not checked.
     """
-    made = "_unsafe_" in call.name
+    is_unsafe = "_unsafe_" in call.name
     return tuple(
-        slice(None) if i is None else i if made else call.in_range(i, -size, size)
+        slice(None) if i is None else i if is_unsafe else call.in_range(i, -size, size)
         for i, size in zip(indices, x.shape)
     )
 
@@ -178,9 +178,9 @@ def embedding_bag(call, weight, index, offsets, scale, mode, sparse, weights, la
     index = call.in_range(index, 0, weight.shape[0])
     rows = weight[index]
     rows = rows if weights is None else rows * weights[:, None]
-    kept = index != padding
-    sizes = jax.ops.segment_sum(kept.astype(np.int64), bag, bags)
-    sums = jax.ops.segment_sum(jnp.where(kept[:, None], rows, 0), bag, bags)
+    is_counted = index != padding
+    sizes = jax.ops.segment_sum(is_counted.astype(np.int64), bag, bags)
+    sums = jax.ops.segment_sum(jnp.where(is_counted[:, None], rows, 0), bag, bags)
     if mode == 1:
         sums = sums / jnp.maximum(sizes, 1)[:, None].astype(sums.dtype)
     # What Torch keeps for a gradient alone, it leaves empty where there is none.
@@ -255,7 +255,7 @@ def searchsorted(call, edges, x, out_int32, right, side, sorter):
 def _places(edges, x, right):
     """Places of elements among sorted edges; that of NaN is behind all, also behind edges that are NaN."""
     x = jnp.asarray(x)
-    found = jnp.searchsorted(edges, x, side="right" if right else "left")
+    place = jnp.searchsorted(edges, x, side="right" if right else "left")
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        return found
-    return jnp.where(x != x, np.asarray(edges.shape[0], found.dtype), found)
+        return place
+    return jnp.where(x != x, np.asarray(edges.shape[0], place.dtype), place)

@@ -144,15 +144,15 @@ def _winners(x, rank, counts, window, strides, spread, pads):
 
 def _inside(sizes, counts, offset, strides, pads) -> np.ndarray:
     """Per window, whether its element at this offset lies in the array."""
-    found = np.ones(counts, bool)
+    inside = np.ones(counts, bool)
     for axis, (size, count, begin, stride, (low, _)) in enumerate(
         zip(sizes, counts, offset, strides, pads)
     ):
         at = np.arange(count) * stride + begin - low
-        found &= ((at >= 0) & (at < size)).reshape(
+        inside &= ((at >= 0) & (at < size)).reshape(
             [-1 if dim == axis else 1 for dim in range(len(counts))]
         )
-    return found
+    return inside
 
 
 def _scattered(winner, g, shape, window, strides, spread, pads):
@@ -193,10 +193,12 @@ def _mean_pool(x, rank, kernel, stride=(), padding=0, ceil=False, with_padding=T
         return sums / summed(jnp.ones(x.shape[-rank:], x.dtype), pads)
     if not ceil:
         return sums / int(np.prod(window))
-    own = as_list(padding, rank)  # what ceil_mode adds behind the padding does not count
-    padded = jnp.ones([size + 2 * pad for size, pad in zip(x.shape[-rank:], own)], x.dtype)
+    given_padding = as_list(padding, rank)  # what ceil_mode adds behind the padding does not count
+    padded = jnp.ones(
+        [size + 2 * pad for size, pad in zip(x.shape[-rank:], given_padding)], x.dtype
+    )
     return sums / summed(
-        padded, [(0, max(high - pad, 0)) for (_, high), pad in zip(pads[-rank:], own)]
+        padded, [(0, max(high - pad, 0)) for (_, high), pad in zip(pads[-rank:], given_padding)]
     )
 
 

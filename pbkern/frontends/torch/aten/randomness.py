@@ -60,8 +60,8 @@ def bernoulli(call, x, p=None, **_):
 def dropout(call, x, p, train):
     if train is False or p == 0:
         return x, jnp.ones(x.shape, bool)
-    kept = jax.random.bernoulli(call.key(), 1 - p, x.shape)
-    return jnp.where(kept, x / (1 - p) if p < 1 else 0 * x, 0), kept
+    is_kept = jax.random.bernoulli(call.key(), 1 - p, x.shape)
+    return jnp.where(is_kept, x / (1 - p) if p < 1 else 0 * x, 0), is_kept
 
 
 @op("aten::randint", "aten::randint_like")

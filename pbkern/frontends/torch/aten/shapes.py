@@ -58,8 +58,8 @@ def repeat_interleave(call, x, repeats, dim, output_size):
 @op("aten::cat")
 def cat(call, xs, dim):
     """Empty vectors are left out, whatever the dimensions of the others."""
-    kept = [as_type(x, call.dtype) for x in xs if x.shape != (0,)]
-    return jnp.concatenate(kept, dim) if kept else jnp.zeros(call.shape, call.dtype)
+    nonempty = [as_type(x, call.dtype) for x in xs if x.shape != (0,)]
+    return jnp.concatenate(nonempty, dim) if nonempty else jnp.zeros(call.shape, call.dtype)
 
 
 @op("aten::stack")
@@ -179,10 +179,10 @@ def diagonal_scatter(call, x, values, offset, dim1, dim2):
     d1, d2 = dim1 % x.ndim, dim2 % x.ndim
     index = np.arange(values.shape[-1])
     turned = jnp.moveaxis(x, (d1, d2), (-2, -1))
-    made = turned.at[..., index + max(-offset, 0), index + max(offset, 0)].set(
+    updated = turned.at[..., index + max(-offset, 0), index + max(offset, 0)].set(
         as_type(values, x.dtype)
     )
-    return jnp.moveaxis(made, (-2, -1), (d1, d2))
+    return jnp.moveaxis(updated, (-2, -1), (d1, d2))
 
 
 @op("aten::unfold")

@@ -141,9 +141,9 @@ def _moved(end: int, by: int) -> int:
     return end if abs(end) >= UNBOUNDED else end + by
 
 
-def _holds(dtype: np.dtype, found: tuple[int, int]) -> bool:
+def _holds(dtype: np.dtype, bounds: tuple[int, int]) -> bool:
     info = np.iinfo(dtype)
-    return info.min <= found[0] and found[1] <= info.max
+    return info.min <= bounds[0] and bounds[1] <= info.max
 
 
 def _is(expr: Expr, value: bool) -> bool:
@@ -169,8 +169,8 @@ class Folder:
         elif isinstance(test, InRange):
             affine, low, high = test.affine, test.low, test.high
             before = self._assumed.get(affine.linear(), (-UNBOUNDED, UNBOUNDED))
-            found = _moved(low, -affine.const), _moved(high, -affine.const)
-            self._assumed[affine.linear()] = max(before[0], found[0]), min(before[1], found[1])
+            bounds = _moved(low, -affine.const), _moved(high, -affine.const)
+            self._assumed[affine.linear()] = max(before[0], bounds[0]), min(before[1], bounds[1])
         self._rewrite = self.pool.rewriter(self._replace)
 
     def __call__(self, expr: Expr) -> Expr:
@@ -221,9 +221,9 @@ class Folder:
     def values_of(self, expr: Expr) -> Interval | None:
         """(smallest, largest) value of an integer expression that cannot have wrapped; None where it is not known."""
         if expr not in self._intervals:
-            found = self._found_interval(expr) if expr.dtype.kind in "iu" else None
+            bounds = self._found_interval(expr) if expr.dtype.kind in "iu" else None
             self._intervals[expr] = (
-                found if found is not None and _holds(expr.dtype, found) else None
+                bounds if bounds is not None and _holds(expr.dtype, bounds) else None
             )
         return self._intervals[expr]
 
@@ -254,8 +254,8 @@ class Folder:
     def _convert(self, expr: Expr, dtype: np.dtype) -> Expr | None:
         if not isinstance(expr, IndexValue) or dtype.kind not in "iu":
             return None
-        found = self.values_of(expr)
-        if found is None or not _holds(dtype, found):
+        bounds = self.values_of(expr)
+        if bounds is None or not _holds(dtype, bounds):
             return None
         return self.pool.index(dtype, expr.affine)
 
@@ -279,8 +279,8 @@ class Folder:
             if axis is None:
                 arg = next(args)
                 place = as_affine(arg)
-                found = None if place is None else self.values_of(arg)
-                if found is not None and found[0] >= 0 and found[1] < extent:
+                bounds = None if place is None else self.values_of(arg)
+                if bounds is not None and bounds[0] >= 0 and bounds[1] < extent:
                     axis = place
                 else:
                     left.append(arg)
@@ -298,11 +298,11 @@ class Folder:
         return test if expr.dtype == BOOL and _is(cases[0], False) and _is(cases[1], True) else None
 
     def _range(self, affine: Affine, low: int, high: int) -> Expr:
-        found = interval(affine, self.bounds) or (-UNBOUNDED, UNBOUNDED)
+        bounds = interval(affine, self.bounds) or (-UNBOUNDED, UNBOUNDED)
         start, end = self._assumed.get(affine.linear(), (-UNBOUNDED, UNBOUNDED))
         smallest, largest = (
-            max(found[0], _moved(start, affine.const)),
-            min(found[1], _moved(end, affine.const) - 1),
+            max(bounds[0], _moved(start, affine.const)),
+            min(bounds[1], _moved(end, affine.const) - 1),
         )
         if low <= smallest and largest < high:
             return self._bool(True)

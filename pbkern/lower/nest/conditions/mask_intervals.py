@@ -87,14 +87,14 @@ def _extreme(affine: Affine, dims: Mapping[str, int], pick) -> Affine:
 
 def live_span(nest: Nest, dim: str) -> MaskSpan:
     """The span that the masked selects of a nest share and that moves with the program, or EVERYWHERE."""
-    found = {
+    spans = {
         mask_span(node.args[0], truth, dim, nest.dims)
         for node in nest.nodes()
         if _is_masked(node)
         for truth in (True, False)
         if not _varies(node.args[1 if truth else 2], dim)
     }
-    streamed = [span for span in found if any(expr.symbols for expr in (*span.lows, *span.highs))]
+    streamed = [span for span in spans if any(expr.symbols for expr in (*span.lows, *span.highs))]
     return streamed[0] if len(streamed) == 1 else EVERYWHERE
 
 
@@ -130,8 +130,8 @@ def outside(
     def value(x: Expr) -> Expr | None:
         if _is_masked(x):
             for truth in (True, False):
-                own = mask_span(x.args[0], truth, dim, nest.dims)
-                if own.lows >= span.lows and own.highs >= span.highs:
+                inner = mask_span(x.args[0], truth, dim, nest.dims)
+                if inner.lows >= span.lows and inner.highs >= span.highs:
                     return go(x.args[1 if truth else 2])
             false, true = go(x.args[1]), go(x.args[2])
             if false is not None and false is true:
@@ -153,6 +153,6 @@ def outside(
             else x.with_args(args, pool)
         )
 
-    found = go(expr)
-    others = {axis for axis, size in nest.dims.items() if size > 1 and axis != dim}
-    return None if found is not None and dim in found.symbols and others & found.symbols else found
+    mask = go(expr)
+    other_axes = {axis for axis, size in nest.dims.items() if size > 1 and axis != dim}
+    return None if mask is not None and dim in mask.symbols and other_axes & mask.symbols else mask

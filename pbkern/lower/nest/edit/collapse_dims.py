@@ -134,12 +134,12 @@ def _join(nest: Nest, outer: str, inner: str, pool: Pool, aliases: Aliases) -> N
             buf, index = aliases.joined(buf, low, high), (*index[:low], flat, *index[high + 1 :])
         joined = index[low]
         coefficient = joined.coefficient(inner)
-        kept = Affine.make(
+        rest = Affine.make(
             {symbol: weight for symbol, weight in joined.terms if symbol not in (outer, inner)},
             joined.const,
         )
         assert joined.coefficient(outer) == coefficient * size
-        return buf, (*index[:low], kept + Affine.symbol(inner, coefficient), *index[low + 1 :])
+        return buf, (*index[:low], rest + Affine.symbol(inner, coefficient), *index[low + 1 :])
 
     def replace(expr: Expr) -> Expr | None:
         if isinstance(expr, Shifted):

@@ -83,12 +83,12 @@ def are_independent(first: Nest, second: Nest) -> bool:
 def _at_its_point(nest: Nest, expr: Load | Gather, store: Store) -> bool:
     """Whether a load reads, at each point of a nest, the element that is stored there and at no other point."""
     buf, index = expr.access
-    own = {position.terms[0][0] for position in store.index if len(position.terms) == 1}
+    stored_dims = {position.terms[0][0] for position in store.index if len(position.terms) == 1}
     return (
         isinstance(expr, Load)
         and buf is store.buf
         and index == store.index
-        and own >= nest.dims.keys()
+        and stored_dims >= nest.dims.keys()
     )
 
 

@@ -51,12 +51,12 @@ def _stores_all(maker: Nest, store: Store) -> bool:
     if not store.inner or store.guard or store.mask is not None or store.buf.storage is not None:
         return False
     live = {dim for dim, size in maker.dims.items() if size > 1}
-    others = [load.buf.root for load in maker.loads()] + [
+    touched = [load.buf.root for load in maker.loads()] + [
         other.buf.root for other in maker.stores if other is not store
     ]
     return (
         live <= {symbol for position in store.index for symbol in position.symbols}
-        and store.buf not in others
+        and store.buf not in touched
     )
 
 

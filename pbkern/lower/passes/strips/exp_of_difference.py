@@ -107,18 +107,18 @@ def find_exp_of_difference(
             or row.size * row.itemsize() < least_bytes
         ):
             continue
-        found = [
+        numbers = [
             k
             for k, reduction in enumerate(nest.reductions)
             if reduction.op == "max" and _is_float(reduction.dtype)
         ]
-        if not found or context.policy.vector_dimension(nest) != row.d:
+        if not numbers or context.policy.vector_dimension(nest) != row.d:
             continue
         for later in range(at + 1, len(run)):
             other = Row.of(run[later])
             if other is not None and other.size == row.size and other.nest.reductions:
-                pairs = (_Pair(run, at, number, later, context.pool) for number in found)
-                yield from (pair.found for pair in pairs if pair.holds(elsewhere))
+                pairs = (_Pair(run, at, number, later, context.pool) for number in numbers)
+                yield from (pair.difference for pair in pairs if pair.holds(elsewhere))
 
 
 class _Pair:
@@ -136,7 +136,7 @@ class _Pair:
         self.everywhere = True  # whether the exponential is of what the greatest is of, where that is a constant too
         exponential = self._exponential(of)
         self.has_exponential = exponential is not None
-        self.found = ExpOfDifference(
+        self.difference = ExpOfDifference(
             run, at, which, later, of if exponential is None else exponential
         )
 
@@ -145,13 +145,13 @@ class _Pair:
 
     def _exponential(self, of: Expr) -> Expr | None:
         """The nest's one exp(x - c)."""
-        found = [node for node in self.sums.nest.nodes() if self._is_exponential(node)]
-        if len(found) != 1:
+        exponentials = [node for node in self.sums.nest.nodes() if self._is_exponential(node)]
+        if len(exponentials) != 1:
             return None
-        x = self._normal(found[0].args[0].args[0])
+        x = self._normal(exponentials[0].args[0].args[0])
         self.everywhere = x is of
         inner = [of.args[2 - side] for _, side in self.left_out]
-        return found[0] if self.everywhere or x in inner else None
+        return exponentials[0] if self.everywhere or x in inner else None
 
     def _is_exponential(self, expr: Expr) -> bool:
         if not isinstance(expr, Op) or expr.info.primitive not in EXPONENTIALS:
@@ -163,24 +163,24 @@ class _Pair:
 
     def holds(self, elsewhere: set[Buf]) -> bool:
         """Whether the two nests may be taken together; completes what was found."""
-        found, nest = self.found, self.sums.nest
+        pair, nest = self.difference, self.sums.nest
         if not self.has_exponential:
             return False
         for k, reduction in enumerate(nest.reductions):
             if reduction.op == "sum" and self._is_proportional(reduction.args[0], self.everywhere):
-                found.weighted.add(k)
+                pair.weighted.add(k)
             elif not self._is_free(reduction.args[0]):
                 return False
-        found.telling = next(
+        pair.telling = next(
             (
                 number
-                for number in sorted(found.weighted)
+                for number in sorted(pair.weighted)
                 if self._tells(nest.reductions[number].args[0])
             ),
             None,
         )
         inner = [store for store in nest.stores if store.inner]
-        found.scaled |= {
+        pair.scaled |= {
             inner_write.buf
             for inner_write in inner
             if self._is_proportional(inner_write.value, self.everywhere)
@@ -188,21 +188,21 @@ class _Pair:
         if any(
             inner_write.guard
             or inner_write.mask is not None
-            or not (inner_write.buf in found.scaled or self._is_free(inner_write.value))
+            or not (inner_write.buf in pair.scaled or self._is_free(inner_write.value))
             for inner_write in inner
         ):
             return False
         return (
-            bool(found.weighted)
+            bool(pair.weighted)
             and self._may_move()
-            and all(self._is_private(buf, elsewhere) for buf in found.scaled)
+            and all(self._is_private(buf, elsewhere) for buf in pair.scaled)
         )
 
     # ---- expressions
 
     def _is_free(self, expr: Expr) -> bool:
         """Whether an expression does not depend on the exponential."""
-        return all(node is not self.found.exponential for node in nodes([expr]))
+        return all(node is not self.difference.exponential for node in nodes([expr]))
 
     def _is_left_out(self, test: Expr, branch: int) -> bool:
         return (self._normal(test), branch) in self.left_out
@@ -213,7 +213,7 @@ class _Pair:
         `taken`: all elements here are among those whose greatest is known; the exponential of
         others might overflow.
         """
-        if expr is self.found.exponential:
+        if expr is self.difference.exponential:
             return taken
         name = expr.info.primitive if isinstance(expr, Op) else ""
         if name == "mul":
@@ -237,7 +237,7 @@ class _Pair:
 
     def _tells(self, expr: Expr) -> bool:
         """Whether a term is the exponential wherever an element may be the greatest, so that NaN shows in the sum."""
-        if expr is self.found.exponential:
+        if expr is self.difference.exponential:
             return True
         if _is_choice(expr):
             return any(
@@ -255,7 +255,7 @@ class _Pair:
 
     def _may_move(self) -> bool:
         """Whether the sums, which do without c then, may be taken before the statements between the two nests."""
-        exp, nest = self.found.exponential, self.sums.nest
+        exp, nest = self.difference.exponential, self.sums.nest
         without = self.pool.rewriter(lambda node: exp.args[0].args[0] if node is exp else None)
         inner = [store for store in nest.stores if store.inner]
         read = {
@@ -267,7 +267,7 @@ class _Pair:
             load.buf.root for inner_write in inner for load in _loads(without(inner_write.value))
         }
         written = {inner_write.buf.root for inner_write in inner}
-        before = self.run[self.found.at : self.found.later]
+        before = self.run[self.difference.at : self.difference.later]
         return not (read & (written | effects.written(before)) or written & effects.touched(before))
 
     def _is_private(self, buf: Buf, elsewhere: set[Buf]) -> bool:
@@ -279,9 +279,11 @@ class _Pair:
         users = [
             at
             for at, nest in enumerate(self.run)
-            if buf in effects.touched([nest]) and at != self.found.later
+            if buf in effects.touched([nest]) and at != self.difference.later
         ]
-        return all(at > self.found.later and self._reads_along(self.run[at], buf) for at in users)
+        return all(
+            at > self.difference.later and self._reads_along(self.run[at], buf) for at in users
+        )
 
     def _reads_along(self, nest: Nest, buf: Buf) -> bool:
         row = Row.of(nest)

@@ -50,11 +50,11 @@ class SkipMaskedStrips(StripLimits):
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        def skipped(run: list[Nest], others: set[Buf]) -> list[Stmt] | None:
+        def skipped(run: list[Nest], elsewhere: set[Buf]) -> list[Stmt] | None:
             masks = _masks(run, self.fewest_strips * context.policy.mask_strip)
             nests = NestRun(run if masks else ())
             ways = (
-                _without_masked(nests, seeds, span, others, context, self.many_strips)
+                _without_masked(nests, seeds, span, elsewhere, context, self.many_strips)
                 for seeds, span in masks
             )
             return next((way for way in ways if way is not None), None)
@@ -89,14 +89,14 @@ def _masks(run: list[Nest], shortest: int) -> list[tuple[dict[int, str], MaskSpa
 
     The span is along rows of a block, along its columns, or either, longer ones first.
     """
-    found = [
+    masks = [
         (size, at, mask_dim, span)
         for at, nest in enumerate(run)
         for mask_dim, size in nest.dims.items()
         if size >= shortest and (span := live_span(nest, mask_dim))
     ]
     along: dict[tuple[int, MaskSpan], dict[int, str]] = {}
-    for size, at, dim, span in found:
+    for size, at, dim, span in masks:
         along.setdefault((size, span), {})[at] = dim
     ways = [
         (seeds, span) for (_, span), seeds in sorted(along.items(), key=lambda each: -each[0][0])
@@ -162,14 +162,14 @@ class _DeadTiles:
     def _settle_reduction(
         self, at: int, number: int, reduction: Reduction, value: Callable
     ) -> bool:
-        found = [operand for operand in map(value, reduction.args) if operand is not None]
-        if not found or reduction.op not in JOINS or reduction.dtype.kind == "b":
+        operands = [operand for operand in map(value, reduction.args) if operand is not None]
+        if not operands or reduction.op not in JOINS or reduction.dtype.kind == "b":
             return False
         if reduction.op in ("max", "min"):
-            self.starts[at, number] = found[0]
-            return isinstance(found[0], Const)
-        if not any(isinstance(operand, Const) and operand.value == 0 for operand in found):
-            self.needs.setdefault(at, []).append(found[0])
+            self.starts[at, number] = operands[0]
+            return isinstance(operands[0], Const)
+        if not any(isinstance(operand, Const) and operand.value == 0 for operand in operands):
+            self.needs.setdefault(at, []).append(operands[0])
         return True
 
     def _fill_of(self, load: Load) -> tuple[bool, Expr | None]:
@@ -202,10 +202,10 @@ class _LiveTiles(StripMinedLoop):
         """Whether the group may have to run everywhere and would then read what an earlier loop left out."""
         if not any(at in self.outer.needs for at in group):
             return False
-        own = {store.buf for at in group for store in self.run[at].stores}
+        written = {store.buf for at in group for store in self.run[at].stores}
         read = {buf for at in group for buf, _, written in self.run.accesses[at] if not written}
         return any(
-            buf in self.chain.axes and buf not in own and self.outer.fills[buf][1] is not None
+            buf in self.chain.axes and buf not in written and self.outer.fills[buf][1] is not None
             for buf in read
         )
 

@@ -71,11 +71,11 @@ class RunningMaximum(RunLimits):
         strip_bytes = context.policy.near_bytes // self.cache_share
         shortest = self.fewest_strips * strip_bytes
 
-        def rewritten(run: list[Nest], others: set[Buf]) -> list[Stmt] | None:
-            found = next(find_exp_of_difference(run, shortest, context, others), None)
-            if found is None:
+        def rewritten(run: list[Nest], elsewhere: set[Buf]) -> list[Stmt] | None:
+            maxima = next(find_exp_of_difference(run, shortest, context, elsewhere), None)
+            if maxima is None:
                 return None
-            return _RunningMaxima(found, strip_bytes, context, self).statements()
+            return _RunningMaxima(maxima, strip_bytes, context, self).statements()
 
         return with_runs_changed(stmts, set(context.kept), self.longest_run, rewritten)
 
@@ -129,8 +129,8 @@ class _RunningMaxima:
         self.excess, self.context, self.pool = excess, context, context.pool
         self.limits = limits
         self.cut = _Cut.of(excess.greatest, strip_bytes, limits.whole_run)
-        self.found, self.added = self._partials(excess.greatest), self._partials(excess.sums)
-        dtype = self.found[excess.which].dtype  # half precision is carried in float32
+        self.peaks, self.added = self._partials(excess.greatest), self._partials(excess.sums)
+        dtype = self.peaks[excess.which].dtype  # half precision is carried in float32
         self.level = context.new_buffer((1,), dtype)
         self.levels, self.weights = self._buffer(dtype), self._buffer(dtype)
 
@@ -207,7 +207,7 @@ class _RunningMaxima:
         excess, dtype = self.excess, self.level.dtype
         level, greatest = (
             self._load(self.level, HERE),
-            self._load(self.found[excess.which], strip.number),
+            self._load(self.peaks[excess.which], strip.number),
         )
         sums = self._on_strip(excess.sums, strip, self.added, lambda x: self._less(x, level))
         both = self.context.policy.prefetching(
@@ -229,7 +229,7 @@ class _RunningMaxima:
         ]
 
     def _found_on(self, strip: _Strip) -> Nest:
-        nest = self._on_strip(self.excess.greatest, strip, self.found)
+        nest = self._on_strip(self.excess.greatest, strip, self.peaks)
         if self.excess.telling is not None:
             reduction = nest.reductions[self.excess.which]
             reductions = list(nest.reductions)
@@ -316,7 +316,7 @@ class _RunningMaxima:
         return [self._load(buf, STRIP) for buf in partials]
 
     def _greatest_of_strips(self) -> list[Expr]:
-        parts = self._parts(self.found)
+        parts = self._parts(self.peaks)
         if self.excess.telling is not None:  # these are numbers: a sum says whether there was NaN
             told = self._load(self.added[self.excess.telling], STRIP)
             is_nan = self.context.op("ne", BOOL, told, told)

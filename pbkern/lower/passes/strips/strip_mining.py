@@ -71,7 +71,7 @@ def inside(
     """Statements with `cut` applied to the lists inside them, which is told what others touch."""
     out = []
     touched = [effects.touched([stmt]) for stmt in stmts]
-    times = Counter(buf for found in touched for buf in found)
+    times = Counter(buf for buffers in touched for buf in buffers)
     for outer_stmt, mine in zip(stmts, touched):
         around = (
             elsewhere.union(buf for buf, time in times.items() if time > (buf in mine))
@@ -116,11 +116,11 @@ def with_runs_changed(
     )
     ranges = list(runs(out, longest))
     touched = [effects.touched([stmt]) for stmt in out] if ranges else []
-    times = Counter(buf for found in touched for buf in found)
+    times = Counter(buf for buffers in touched for buf in buffers)
     for low, high in reversed(ranges):
-        mine = Counter(buf for found in touched[low:high] for buf in found)
-        others = elsewhere.union(buf for buf, time in times.items() if time > mine[buf])
-        changed = change(nests_of(out[low:high]), others)
+        mine = Counter(buf for buffers in touched[low:high] for buf in buffers)
+        elsewhere_too = elsewhere.union(buf for buf, time in times.items() if time > mine[buf])
+        changed = change(nests_of(out[low:high]), elsewhere_too)
         if changed is not None:
             out[low:high] = changed
     return out
@@ -128,9 +128,9 @@ def with_runs_changed(
 
 def nests_of(stmts: Sequence[Stmt]) -> list[Nest]:
     """The statements of a run, which are nests."""
-    found = [stmt for stmt in stmts if isinstance(stmt, Nest)]
-    assert len(found) == len(stmts)
-    return found
+    nests = [stmt for stmt in stmts if isinstance(stmt, Nest)]
+    assert len(nests) == len(stmts)
+    return nests
 
 
 def even_part(length: int, size: int) -> int:
@@ -151,13 +151,13 @@ class NestRun(list[Nest]):
         super().__init__(nests)
         self.accesses = [list(accesses(nest)) for nest in self]
         self.touching: dict[Buf, list[tuple[int, Access]]] = {}
-        for at, found in enumerate(self.accesses):
-            for access in found:
+        for at, touched in enumerate(self.accesses):
+            for access in touched:
                 self.touching.setdefault(access[0].root, []).append((at, access))
         self._shared = {
             buf
-            for buf, found in self.touching.items()
-            if len({at for at, _ in found}) > 1 and any(written for _, (_, _, written) in found)
+            for buf, places in self.touching.items()
+            if len({at for at, _ in places}) > 1 and any(written for _, (_, _, written) in places)
         }
 
     def shares(self, buf: Buf) -> bool:
@@ -364,7 +364,7 @@ class StripMinedLoop:
 
     def _strip_buffers(self, group: list[int]) -> dict[Buf, Buf]:
         """Scratch that only this group touches, and fills before it reads, holds one strip."""
-        found = {}
+        buffers = {}
         inside = set(group)
         for buf, axis in self.chain.axes.items():
             if not buf.arena or buf.storage is not None or buf in self.elsewhere:
@@ -372,8 +372,8 @@ class StripMinedLoop:
             users = [at for at, access in self.run.touching[buf.root] if access[0] is buf]
             if inside.issuperset(users) and _fills(self.run[users[0]], buf):
                 shape = (*buf.shape[:axis], self.length, *buf.shape[axis + 1 :])
-                found[buf] = self.context.new_buffer(shape, buf.dtype)
-        return found
+                buffers[buf] = self.context.new_buffer(shape, buf.dtype)
+        return buffers
 
 
 def _fills(nest: Nest, buf: Buf) -> bool:

@@ -7,7 +7,7 @@ indices, or by where its blocks start.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pbkern.core.affine import Affine
 from pbkern.core.budget import Budget
@@ -16,9 +16,9 @@ from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.grid import block_shift
 from pbkern.lower.kernel_nests import BodyCase, KernelNests, kernel_nests
+from pbkern.lower.mlir import range_reports
 from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.operation import Operation, Region, for_syntax
-from pbkern.lower.mlir.range_reports import REPORT, definitions
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import effects, scratch
 from pbkern.lower.nest.addresses import flat_index
@@ -33,10 +33,11 @@ from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.math.table import AVX512
 from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule import register_promotion
+from pbkern.targets.cpu.schedule.schedule_text import schedule_text
 from pbkern.targets.host.kernel_text import FunctionText, LoweredKernel
 from pbkern.targets.llvm.repairs import repaired
 
-from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, StatementRange
+from .outlining import ARENA, ARENA_TYPE, FRAMED, Made, Outliner, StatementRange
 
 # Most lines of one kernel's text; a longer kernel falls back to plain code, and from there to XLA. MLIR
 # and LLVM take about 0.1 ms for a line.
@@ -44,6 +45,11 @@ KERNEL_LINES = 600_000
 # Most seconds of writing one kernel's text; a slower kernel goes the same way.
 KERNEL_SECONDS = 120
 NOALIAS = " {llvm.noalias}"
+# Functions of the runtime -> their declarations.
+OF_THE_RUNTIME = {
+    debug_callbacks.FUNCTION: debug_callbacks.DECLARATION,
+    range_reports.REPORT: f"func.func private @{range_reports.REPORT}()",
+}
 
 
 class KernelLowering(ProgramText):
@@ -111,9 +117,9 @@ class KernelLowering(ProgramText):
             list(self.nests.prologue.statements), self.arena_bytes, self.nests.scratch
         )
         self.offsets |= offsets
-        kept, self.arena_bytes = frozenset(self.offsets), start
+        persistent, self.arena_bytes = frozenset(self.offsets), start
         for case in self.nests.cases:  # they exclude each other: all start behind what is kept
-            offsets, end = scratch.place(list(case.statements), start, kept)
+            offsets, end = scratch.place(list(case.statements), start, persistent)
             self.offsets |= offsets
             self.arena_bytes = max(self.arena_bytes, end)
 
@@ -132,6 +138,7 @@ class KernelLowering(ProgramText):
             programs,
             self.arena_bytes,
             "\n".join(self.shown),
+            schedule_text(self.nests, self.options.prefetch_steps),
             sum(buf.storage is None for buf in self.bufs),
             tuple(self.nests.copies),
         )
@@ -314,10 +321,12 @@ class KernelLowering(ProgramText):
         )
 
     def _for(self, block: Block, loop: For) -> None:
-        kept = None if self.options.plain else register_promotion.plan(loop, self.options.vectors)
-        if kept is not None:
+        promoted = (
+            None if self.options.plain else register_promotion.plan(loop, self.options.vectors)
+        )
+        if promoted is not None:
             trips = self.trips(block, loop)
-            self.emitter.promoted.emit(block, loop, trips, kept, self.emitter.emit)
+            self.emitter.promoted.emit(block, loop, trips, promoted, self.emitter.emit)
         else:
             self.counted_loop(block, loop)
 
@@ -344,7 +353,7 @@ class KernelLowering(ProgramText):
             f"{slot.name} = memref.view %arena[{self.text.index(offset)}][] : {arena_type} to {memref(slot)}"
             for slot, offset in self.offsets.items()
         ]
-        constants, at_end = definitions(self.text.constants.values())
+        constants, at_end = range_reports.definitions(self.text.constants.values())
         # Stores past the caches are not ordered with others: the fence comes before any word that
         # the work is done.
         fence = (
@@ -369,16 +378,16 @@ class KernelLowering(ProgramText):
             attributes, views, {slot.name: offset for slot, offset in self.offsets.items()}
         )
         # Parts are compiled and loaded in order: functions come before those that call them.
-        made = [
-            Made(function.name, function.text(FRAMED), function.declaration, False)
-            for function in self.emitter.expressions.functions.made
+        callees = [
+            Made(function.name, function.text(FRAMED), function.declaration, False, function.calls)
+            for function in self.emitter.expressions.functions.called
         ]
-        made += outlined
-        pieces = tuple(
-            self._function(piece.name, piece.text, piece.declaration, piece.scalar, made)
-            for piece in made
-        )
-        body = self.outliner.lines([*self.text.top.operations, programs])
+        callees += outlined
+        declarations = OF_THE_RUNTIME | {
+            callee.name: self._sized(callee.declaration) for callee in callees
+        }
+        pieces = tuple(self._function(callee, declarations) for callee in callees)
+        body, calls = self.outliner.printed([*self.text.top.operations, programs])
         main = [
             f"func.func @{self.name}({', '.join(args)}) {FRAMED} {{",
             *constants,
@@ -389,20 +398,22 @@ class KernelLowering(ProgramText):
             "return",
             "}",
         ]
-        return self._function(
-            self.name, "\n".join(main), "", self.emitter.has_scalar_loops, made
-        ), pieces
+        calls |= range_reports.calls(at_end)
+        whole = Made(self.name, "\n".join(main), "", self.emitter.has_scalar_loops, calls)
+        return self._function(whole, declarations), pieces
 
-    def _function(
-        self, name: str, text: str, declaration: str, scalar: bool, made: list[Made]
-    ) -> FunctionText:
-        def sized(text: str) -> str:
-            return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
+    def _sized(self, text: str) -> str:
+        return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
 
-        calls = {sized(callee.declaration) for callee in made if f"{CALL} @{callee.name}(" in text}
-        calls |= {debug_callbacks.DECLARATION} if debug_callbacks.TRACE in text else set()
-        calls |= {f"func.func private @{REPORT}()"} if REPORT in text else set()
-        return FunctionText(name, sized(text), frozenset(calls), sized(declaration), scalar)
+    def _function(self, function: Made, declarations: Mapping[str, str]) -> FunctionText:
+        calls = frozenset(declarations[name] for name in function.calls)
+        return FunctionText(
+            function.name,
+            self._sized(function.text),
+            calls,
+            self._sized(function.declaration),
+            function.scalar,
+        )
 
 
 def emit(nests: KernelNests, name: str) -> LoweredKernel:

@@ -6,7 +6,7 @@ The host's text refers to kernels by their lowered signature, so the two modules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pbkern.dsl.host_program import BufferView, HostProgram, Launch
 from pbkern.dsl.kernel import Kernel
@@ -99,7 +99,13 @@ def emit_host(
     memory = Temporaries.of(program, lambda kernel: kernels[id(kernel)].copies)
     host = HostText(program, memory, CpuSteps(kernels, sizes))
     host.steps(program.steps)
-    distinct = tuple({kernel.name: kernel for kernel in kernels.values()}.values())
+    launched: dict[str, LoweredKernel] = {}
+    for function, (chunk, threads) in ((kernels[kernel], sizes[kernel]) for kernel in sizes):
+        tasks_text = f"programs {function.programs}, per task {chunk}, threads {threads}"
+        launched.setdefault(
+            function.name, replace(function, schedule=f"{tasks_text}\n{function.schedule}")
+        )
+    distinct = tuple(launched.values())
     declared = [
         f"func.func private @{kernel.name}({', '.join(kernel.argument_types)})"
         for kernel in distinct

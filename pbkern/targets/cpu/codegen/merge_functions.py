@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from pbkern.lower.mlir import operation
-from pbkern.lower.mlir.operation import Operation, walk
+from pbkern.lower.mlir.operation import CALL, Operation, walk
 from pbkern.lower.mlir.text import STACK
 
 
@@ -56,7 +56,7 @@ def form(
         return "%place"
 
     operations = list(operations)
-    if any(op.name == "func.call" for op in walk(operations)):
+    if any(op.name == CALL for op in walk(operations)):
         return None
     renamed = _renamed(operations, constants, place, common)
     return Form("\n".join(operation.lines(renamed)), tuple(places), tuple(own_views))

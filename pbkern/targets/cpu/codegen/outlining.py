@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 from pbkern.core.errors import InternalError
 from pbkern.lower.mlir import operation, range_reports
-from pbkern.lower.mlir.operation import Operation, replaced, walk
+from pbkern.lower.mlir.operation import CALL, Operation, replaced, walk
 from pbkern.lower.mlir.text import Block, Text
 
 from .merge_functions import Differences, Form, differences, form
 
-CALL = "func.call"
 # Most lines of a piece. Time for a longer function more than doubles with its length (measured:
 # docs/decisions/019-large-bodies.md).
 LONGEST_PIECE = 4000
@@ -70,12 +69,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Made:
-    """A function of one or more pieces: its text, and by which declaration others call it."""
+    """A function of one or more pieces: its text, by which declaration others call it, and what it calls."""
 
     name: str
     text: str
     declaration: str
     scalar: bool
+    calls: frozenset[str]
 
 
 class Outliner:
@@ -145,10 +145,10 @@ class Outliner:
             operations = _operations(block, [segment])
             if (
                 len(segment) >= SHORTEST_COPY
-                and (found := form(operations, constants, scratch, self.operands)) is not None
+                and (like := form(operations, constants, scratch, self.operands)) is not None
             ):
-                alike.setdefault(found.common, []).append((segment, found))
-        return {piece: found for same in alike.values() if len(same) > 1 for piece, found in same}
+                alike.setdefault(like.common, []).append((segment, like))
+        return {piece: like for same in alike.values() if len(same) > 1 for piece, like in same}
 
     def _piece(
         self,
@@ -156,19 +156,19 @@ class Outliner:
         scalar: bool,
         constants,
         scratch: Mapping[str, str],
-        found: Form | None,
+        like: Form | None,
     ) -> Operation:
         """The call of a new piece.
 
         Raises InternalError for operations that use a value from outside which is no index.
         """
         used = dict.fromkeys(n for op in walk(operations) for n in op.names)
-        own = {n for op in walk(operations) for n in op.defined}
-        found = found or form(operations, constants, scratch, self.operands)
+        defined = {n for op in walk(operations) for n in op.defined}
+        like = like or form(operations, constants, scratch, self.operands)
         constants = {n: constants[n] for n in used if n in constants}
         views = tuple(n for n in used if n in scratch)
         passed = {}
-        for symbol in used.keys() - own - constants.keys() - {*views, ARENA}:
+        for symbol in used.keys() - defined - constants.keys() - {*views, ARENA}:
             if symbol not in self.operands and symbol not in self.text.indices:
                 raise InternalError(
                     f"a part of kernel {self.kernel} uses {symbol} of another part, which is no index"
@@ -178,7 +178,7 @@ class Outliner:
             {ARENA: ARENA_TYPE} if views or ARENA in used else {}
         )
         name = f"{self.kernel}_{len(self.pieces)}"
-        self.pieces.append(Piece(name, tuple(operations), passed, constants, views, scalar, found))
+        self.pieces.append(Piece(name, tuple(operations), passed, constants, views, scalar, like))
         return self.pieces[-1].call
 
     def functions(
@@ -200,9 +200,9 @@ class Outliner:
         self, copies: list[Piece], attributes: Mapping[str, str], views: Mapping[str, str], offsets
     ) -> Made:
         first, forms = copies[0], [piece.form for piece in copies if piece.form]
-        found = differences(forms, offsets) if len(copies) > 1 else Differences({}, {}, ((),))
-        places = dict.fromkeys(found.names, "index")
-        for copy, values in zip(copies, found.values):
+        parts = differences(forms, offsets) if len(copies) > 1 else Differences({}, {}, ((),))
+        places = dict.fromkeys(parts.names, "index")
+        for copy, values in zip(copies, parts.values):
             names = {f"%{copy.name}_place{k}": value for k, value in enumerate(values)}
             given = [
                 Operation("arith.constant", (), "index", f" {value}", result=name)
@@ -218,16 +218,16 @@ class Outliner:
         constants += [
             f"{view}_at = arith.constant {offsets[view]} : index"
             for view in first.views
-            if view not in found.views
+            if view not in parts.views
         ]
         taken = [
-            views[view].replace(f"{view}_at", found.views.get(view, f"{view}_at"))
+            views[view].replace(f"{view}_at", parts.views.get(view, f"{view}_at"))
             for view in first.views
         ]
         operations = (
-            found.operations(first.operations, first.constants) if places else first.operations
+            parts.operations(first.operations, first.constants) if places else first.operations
         )
-        body = self.lines(operations)
+        body, calls = self.printed(operations)
         text = "\n".join(
             [
                 f"func.func @{first.name}({arguments}) {FRAMED} {{",
@@ -240,11 +240,14 @@ class Outliner:
             ]
         )
         types = ", ".join((*first.passed.values(), *places.values()))
-        return Made(first.name, text, f"func.func private @{first.name}({types})", first.scalar)
+        declaration = f"func.func private @{first.name}({types})"
+        calls |= range_reports.calls(at_end)
+        return Made(first.name, text, declaration, first.scalar, calls)
 
-    def lines(self, operations: Iterable[Operation]) -> Iterator[str]:
-        """Operations as they are printed: with calls of functions in place of calls of pieces."""
-        return operation.lines(self.repair(replaced(operations, self._called)))
+    def printed(self, operations: Iterable[Operation]) -> tuple[Iterator[str], frozenset[str]]:
+        """(operations as they are printed, functions that they call): with calls of functions in place of calls of pieces."""
+        final = replaced(operations, self._called)
+        return operation.lines(self.repair(final)), operation.called(final)
 
     def _called(self, op: Operation) -> list[Operation] | None:
         return self.calls.get(op.text) if op.name == CALL else None
@@ -256,7 +259,7 @@ def _operations(block: Block, segments: list[StatementRange]) -> list[Operation]
 
 def _call(name: str, passed: Mapping[str, str]) -> Operation:
     types = f"({', '.join(passed.values())}) -> ()"
-    return Operation(CALL, tuple(passed), types, f" @{name}({operation.places(len(passed))})")
+    return Operation(CALL, tuple(passed), types, operation.call_syntax(name, len(passed)))
 
 
 def _groups(

@@ -89,9 +89,9 @@ class NestWalk:
     def _reads_written(self, expr: Expr) -> bool:
         key = ("reads", id(expr))
         if key not in self.memo:
-            own = isinstance(expr, Load | Gather) and expr.buf.root in self.written
+            is_written = isinstance(expr, Load | Gather) and expr.buf.root in self.written
             self.memo[key] = (
-                own
+                is_written
                 or isinstance(expr, Accumulator)
                 or any(self._reads_written(arg) for arg in expr.args)
             )

@@ -132,13 +132,13 @@ def _cost_of_point(nest: Nest, apart: set[str]) -> float:
         for root in (store.value, store.mask)
         if root is not None
     )
-    own: dict[int, bool] = {}
+    is_behind: dict[int, bool] = {}
     for expr in behind:
-        own[id(expr)] = (
+        is_behind[id(expr)] = (
             isinstance(expr, Accumulator)
             or apart <= expr.symbols
-            or any(own[id(arg)] for arg in expr.args)
+            or any(is_behind[id(arg)] for arg in expr.args)
         )
     return sum(
-        COST[node.info.primitive] for node in behind if isinstance(node, Op) and own[id(node)]
+        COST[node.info.primitive] for node in behind if isinstance(node, Op) and is_behind[id(node)]
     )

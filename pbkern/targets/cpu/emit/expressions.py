@@ -171,10 +171,10 @@ class ExpressionValues:
     def _moved(self, walk: NestWalk, block: Block, expr: Shifted, point: Point, lanes: int) -> Ssa:
         """The operand's value at another place, of the whole vectors around it."""
         places = parts(expr, point, walk.sched.vector, lanes)
-        found = [self.value(walk, block, expr.args[0], place, None) for place in places]
-        if len(found) == 1:
-            return found[0]
-        low, high = found
+        halves = [self.value(walk, block, expr.args[0], place, None) for place in places]
+        if len(halves) == 1:
+            return halves[0]
+        low, high = halves
         lane = (point.get(walk.sched.along, 0) + dict(expr.moves).get(walk.sched.along, 0)) % lanes
         return self.text.builder(block, lanes).shuffle(low, high, range(lane, lane + lanes))
 

@@ -60,11 +60,11 @@ def interleaved(points: list[list[Operation]]) -> list[Operation]:
     ):
         return [operation for operations in points for operation in operations]
     size = MOST_INTERLEAVED
-    found = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
-    while size > 1 and max(map(_most_live, found)) > MOST_LIVE:
+    groups = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
+    while size > 1 and max(map(_most_live, groups)) > MOST_LIVE:
         size //= 2
-        found = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
-    return [x for group in found for x in group]
+        groups = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
+    return [x for group in groups for x in group]
 
 
 def _is_plain(op: Operation) -> bool:
@@ -78,13 +78,13 @@ def _interleave_points(points: list[list[Operation]]) -> list[Operation]:
     What a point needs of an earlier one, such as a load, comes before.
     """
     defined = {operation.result for operations in points for operation in operations}
-    made: set[str] = set()
+    known: set[str] = set()
     waiting, order = [list(reversed(operations)) for operations in points], []
     while any(waiting):
         for operations in filter(None, waiting):
             op = operations[-1]
-            if made.issuperset(defined.intersection(op.operands)):
-                made.update(op.defined)
+            if known.issuperset(defined.intersection(op.operands)):
+                known.update(op.defined)
                 order.append(operations.pop())
     return order
 

@@ -107,29 +107,29 @@ class StridedAccesses:
     def picked(self, block: Block, vectors: dict[int, Ssa], wanted: list[Lane], lanes: int) -> Ssa:
         """One vector of chosen lanes of others; those behind the last chosen one are unspecified."""
         used = sorted({vector for vector, _ in wanted})
-        found, have = vectors[used[0]], {used[0]}
+        vector, have = vectors[used[0]], {used[0]}
         if (
             len(used) == 1
-            and found.lanes == lanes
+            and vector.lanes == lanes
             and all(k == lane for k, (_, lane) in enumerate(wanted))
         ):
-            return found
+            return vector
         for other in used[1:] or used:
             # Chosen lanes of the first vector are where they were until the first shuffle moves
             # them.
             order = [
-                found.lanes + lane
+                vector.lanes + lane
                 if source == other
                 else (lane if len(have) == 1 else k)
                 if source in have
                 else 0
                 for k, (source, lane) in enumerate(wanted)
             ]
-            size = lanes if other == used[-1] else found.lanes
+            size = lanes if other == used[-1] else vector.lanes
             order += [0] * (size - len(order))
-            found = self.text.builder(block, lanes).shuffle(found, vectors[other], order)
+            vector = self.text.builder(block, lanes).shuffle(vector, vectors[other], order)
             have.add(other)
-        return found
+        return vector
 
     def interlaced(self, block: Block, parts: list[Ssa], count: int) -> list[Ssa]:
         """Vectors of the first elements of all parts, the second ones of all parts, ...: so many elements in all."""

@@ -93,17 +93,17 @@ class InterleavedRows:
     def _interleaved_rows(
         self, walk: NestWalk, block: Block, store: Store, rows: Rows
     ) -> list[Ssa]:
-        lanes, found = walk.sched.lanes, []
+        lanes, interleaved = walk.sched.lanes, []
         b = self.text.builder(block, lanes)
 
         def vector(number: int, _: Point) -> None:
             value = self._woven(walk, block, store.value, rows, number * lanes)
-            found.append(
+            interleaved.append(
                 b.to_storage(value if value.lanes else b.broadcast(value), store.buf.dtype)
             )
 
         interleave_points(walk, block, [{}] * -(-rows.size // lanes), vector)
-        return found
+        return interleaved
 
     def _woven(self, walk: NestWalk, block: Block, expr: Expr, rows: Rows, first: int) -> Ssa:
         """One vector of an expression, from an element on that is counted through all rows."""

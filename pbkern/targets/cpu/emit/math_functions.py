@@ -27,12 +27,13 @@ SHORTEST_CALLED = 40
 
 @dataclass(frozen=True)
 class MathFunction:
-    """A function that a kernel calls. body: the lines that make `result` of `arguments`."""
+    """A function that a kernel calls. body: the lines that make `result` of `arguments`; calls: what these call."""
 
     name: str
     arguments: tuple[Ssa, ...]
     body: tuple[str, ...]
     result: Ssa
+    calls: frozenset[str]
 
     @property
     def types(self) -> str:
@@ -49,11 +50,11 @@ class MathFunction:
 
 
 class MathFunctions:
-    """Writes one kernel's elementwise operations. made: the functions that it calls; their names start with the kernel's."""
+    """Writes one kernel's elementwise operations. called: the functions that it calls; their names start with the kernel's."""
 
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
-        self.made: list[MathFunction] = []
+        self.called: list[MathFunction] = []
         self._called: dict[tuple, MathFunction] = {}
         self._written: defaultdict[tuple, dict[int, Expr]] = defaultdict(
             dict
@@ -71,13 +72,14 @@ class MathFunctions:
             return result
         if key not in self._called:
             self._called[key] = _function(
-                f"{self.kernel}_{info.primitive}{len(self.made)}", b, info, args
+                f"{self.kernel}_{info.primitive}{len(self.called)}", b, info, args
             )
-            self.made.append(self._called[key])
+            self.called.append(self._called[key])
         function = self._called[key]
         passed = tuple(arg.name for arg in args if b.number(arg) is None)
-        syntax = f" @{function.name}({operation.places(len(passed))})"
-        return function.result._replace(name=b.emit("func.call", passed, function.types, syntax))
+        syntax = operation.call_syntax(function.name, len(passed))
+        name = b.emit(operation.CALL, passed, function.types, syntax)
+        return function.result._replace(name=name)
 
     def _key(self, b: Builder, info: EqnInfo, args: list[Ssa]) -> tuple:
         operands = tuple((arg.type, repr(b.number(arg))) for arg in args)
@@ -118,4 +120,5 @@ def _function(name: str, b: Builder, info: EqnInfo, args: list[Ssa]) -> MathFunc
     arguments = tuple(value for value, arg in zip(values, args) if b.number(arg) is None)
     constants, at_end = range_reports.definitions(text.constants.values())
     body = (*constants, *operation.lines(text.top.operations), *at_end)
-    return MathFunction(name, arguments, body, result)
+    calls = operation.called(text.top.operations) | range_reports.calls(at_end)
+    return MathFunction(name, arguments, body, result, calls)

@@ -22,7 +22,7 @@ from pbkern.targets.cpu.machine import WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_loads
 from pbkern.targets.cpu.schedule.nest_schedule import (
     NestSchedule,
-    decided_schedule,
+    final_schedule,
     overwritten_by,
 )
 from pbkern.targets.cpu.schedule.register_tiles import smallest_tile
@@ -80,7 +80,7 @@ class CpuNestEmitter:
         """Appends the nest to `block`."""
         if self.plain:
             sched = NestSchedule(order=tuple(nest.dims))
-        sched = sched or decided_schedule(nest)
+        sched = sched or final_schedule(nest)
         if is_tile_product(nest):
             self.tiles.emit(block, nest, sched)
             return sched

@@ -33,10 +33,10 @@ from pbkern.lower.passes.strips.strip_mining import (
     with_runs_changed,
 )
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE, Vectors
-from pbkern.targets.cpu.schedule.nest_schedule import scheduled
+from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
+from pbkern.targets.cpu.schedule.prefetch import is_far, is_matrix_product
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
-from .prefetch import is_far, is_matrix_product
 from .row_fusion import fuse_over_rows
 
 
@@ -70,12 +70,17 @@ class BlockForCaches(StripLimits):
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        def in_strips(run: list[Nest], others: set[Buf]) -> list[Stmt] | None:
-            found = _best_chain(NestRun(run), context, self)
-            if found is None:
+        def in_strips(run: list[Nest], elsewhere: set[Buf]) -> list[Stmt] | None:
+            chain_and_length = _best_chain(NestRun(run), context, self)
+            if chain_and_length is None:
                 return None
-            in_turn = fuse_over_rows(found[0], others, context, self)
-            return in_turn or _CacheBlocking(*found, others, context, self.many_strips).statements()
+            in_turn = fuse_over_rows(chain_and_length[0], elsewhere, context, self)
+            return (
+                in_turn
+                or _CacheBlocking(
+                    *chain_and_length, elsewhere, context, self.many_strips
+                ).statements()
+            )
 
         near = with_runs_changed(stmts, set(context.kept), self.longest_run, in_strips)
         return with_nests(
@@ -89,7 +94,8 @@ class BlockForCaches(StripLimits):
 def _rows_at_once(nest: Nest, context: NestContext, limits: BlockForCaches) -> list[Stmt]:
     """A nest with rows that are far apart a few at a time: all of one sum before those of the next."""
     vectors = context.options.vectors
-    row_dim = _streamed_rows(nest, vectors, limits)
+    schedule = choose(nest, vectors)
+    row_dim = _streamed_rows(nest, schedule, limits)
     if row_dim is None:
         return [nest]
     apart = next(
@@ -98,7 +104,7 @@ def _rows_at_once(nest: Nest, context: NestContext, limits: BlockForCaches) -> l
     chain = Chain.find(NestRun([nest]), {0: apart or row_dim})
     if chain is None:
         return [nest]
-    whole = choose(nest, vectors).vector in nest.rdims  # each row is a sum of its own
+    whole = schedule.vector in nest.rdims  # each row is a sum of its own
     cut = StripMinedLoop(
         chain, 1 if apart or whole else ROWS_AT_ONCE, set(), context, limits.many_strips
     ).statements()
@@ -126,14 +132,13 @@ def _is_around(nest: Nest, outer: str, rows: str) -> bool:
     )
 
 
-def _streamed_rows(nest: Nest, vectors: Vectors, limits: BlockForCaches) -> str | None:
+def _streamed_rows(nest: Nest, schedule: NestSchedule, limits: BlockForCaches) -> str | None:
     """The dimension of a reduction over rows that are far apart, whose elements are used once each.
 
     Columns in registers would be added up one line of memory after the other, rows apart: a few
     rows at a time, along their whole length, are what prefetchers follow. So would rows that are
     summed up each, before those of the next sum.
     """
-    schedule = choose(nest, vectors)
     vector = schedule.vector
     live = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1 and rdim != vector]
     if len(live) != 1 or nest.ordered or any(store.inner for store in nest.stores):
@@ -199,12 +204,12 @@ def _shared(run: NestRun) -> Iterator[_SharedBuffer]:
                 index,
             ) not in places.setdefault(buf, []):
                 places[buf].append((at, index))
-    for buf, found in places.items():
-        if len({at for at, _ in found}) < 2:
+    for buf, walks in places.items():
+        if len({at for at, _ in walks}) < 2:
             continue
-        nbytes = max(_extent(run[at], index) for at, index in found) * buf.dtype.itemsize
+        nbytes = max(_extent(run[at], index) for at, index in walks) * buf.dtype.itemsize
         axes = tuple(
-            _walk(run, [(at, index[k]) for at, index in found]) for k in range(len(buf.shape))
+            _walk(run, [(at, index[k]) for at, index in walks]) for k in range(len(buf.shape))
         )
         yield _SharedBuffer(nbytes, axes)
 

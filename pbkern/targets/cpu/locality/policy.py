@@ -11,12 +11,12 @@ from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
 from pbkern.targets.costs.sizes import MASK_STRIP
 from pbkern.targets.cpu.machine import WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.schedule import register_promotion
-from pbkern.targets.cpu.schedule.nest_schedule import scheduled
-from pbkern.targets.cpu.schedule.register_tiles import choose, schedule_of
+from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, schedule_so_far, scheduled
+from pbkern.targets.cpu.schedule.prefetch import is_far
+from pbkern.targets.cpu.schedule.register_tiles import choose
 from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
-from .prefetch import is_far
 from .walk_order import walks_ahead
 
 
@@ -29,8 +29,12 @@ class CpuPolicy(NestPolicy):
     mask_strip: int = MASK_STRIP
     vectors: Vectors = WIDE_VECTORS
 
+    def _schedule(self, nest: Nest) -> NestSchedule:
+        """The schedule of a nest, or the one that it would have if no pass changed it further."""
+        return schedule_so_far(nest) or choose(nest, self.vectors, self.contract)
+
     def vector_dimension(self, nest: Nest) -> str | None:
-        return choose(nest, self.vectors).vector
+        return self._schedule(nest).vector
 
     def lanes(self, nest: Nest, dim: str | None = None) -> int:
         return self.vectors.bits // register_bits(nest, dim)
@@ -44,13 +48,10 @@ class CpuPolicy(NestPolicy):
     def keeps_in_registers(self, stmt: Stmt) -> bool:
         if not isinstance(stmt, For):
             return False
-        plan = register_promotion.plan(
-            stmt, self.vectors, lambda nest: schedule_of(nest, self.vectors, self.contract)
-        )
-        return plan is not None
+        return register_promotion.plan(stmt, self.vectors, self._schedule) is not None
 
     def cycles(self, nest: Nest, far_cycles: float) -> float:
-        schedule = choose(nest, self.vectors)
+        schedule = self._schedule(nest)
         if schedule.vector is None:
             return 0.0
         buffers = {load.buf.root for load in nest.loads() if schedule.vector in load.symbols}
@@ -62,4 +63,4 @@ class CpuPolicy(NestPolicy):
         return scheduled(nest, overwritten=buffers)
 
     def loads_ahead(self, nest: Nest) -> bool:
-        return walks_ahead(nest, choose(nest, self.vectors, reassociate=self.contract))
+        return walks_ahead(nest, self._schedule(nest))

@@ -48,11 +48,11 @@ def fuse_over_rows(
     out = StripMinedLoop(chain, length, elsewhere, context, limits.many_strips).statements()
     for k, stmt in enumerate(out):
         if isinstance(stmt, For):
-            others = elsewhere | effects.touched(out[:k] + out[k + 1 :])
-            out[k] = replace(stmt, body=tuple(_rows_of(stmt.body, others, context)))
+            touched = elsewhere | effects.touched(out[:k] + out[k + 1 :])
+            out[k] = replace(stmt, body=tuple(_rows_of(stmt.body, touched, context)))
     for low, high in list(runs(out, limits.longest_run))[::-1]:  # the rows that are left
-        others = elsewhere | effects.touched(out[:low] + out[high:])
-        out[low:high] = _rows_of(out[low:high], others, context)
+        touched = elsewhere | effects.touched(out[:low] + out[high:])
+        out[low:high] = _rows_of(out[low:high], touched, context)
     return out
 
 

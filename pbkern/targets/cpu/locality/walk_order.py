@@ -148,10 +148,10 @@ class _Row:
     def _place(self, expr: Load, point: Point) -> tuple | None:
         """Place of a load, among the rows that this one walks and from where the step starts; None where beyond them."""
         *rows, column = self.distances[id(expr)]
-        found = []
+        rows_of = []
         for dim, far in zip(self.walked_by[expr.buf], rows):
             at = point.get(dim, 0) + far
             if at >= self.sched.jam.get(dim, 1):
                 return None
-            found.append(at)
-        return expr.buf, *found, point.get(self.vector, 0) + column
+            rows_of.append(at)
+        return expr.buf, *rows_of, point.get(self.vector, 0) + column

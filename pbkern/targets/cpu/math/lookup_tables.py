@@ -33,8 +33,10 @@ def by_pieces(b: Builder, a: Ssa, name: str) -> Ssa:
     first, y = lookup(b, rows[0], index), lookup(b, rows[-1], index)
     for row in rows[-2:0:-1]:
         y = b.fma(y, t, lookup(b, row, index))
-    if pieces.own is not None:
-        first = b.select(b.cmp("lt", shifted, b.c(pieces.offset + pieces.own, a.el)), a, first)
+    if pieces.linear_below is not None:
+        first = b.select(
+            b.cmp("lt", shifted, b.c(pieces.offset + pieces.linear_below, a.el)), a, first
+        )
     return b.fma(y, t, first)
 
 

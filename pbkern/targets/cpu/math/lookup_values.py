@@ -16,14 +16,14 @@ class Pieces(NamedTuple):
 
     Pieces of one length follow each other until x + offset reaches the next power of two, from
     where on they are twice as long. From `last` on erf and tanh are 1, rounded, and erfc is 0.
-    Below `own`, if that is given, the polynomial is that of f(x) - x: for slopes that are far from
+    Below `linear_below`, if that is given, the polynomial is that of f(x) - x: for slopes that are far from
     any float.
     """
 
     offset: float
     shift: int
     last: float
-    own: float | None = None
+    linear_below: float | None = None
 
 
 PIECES = {

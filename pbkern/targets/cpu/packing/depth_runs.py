@@ -49,9 +49,9 @@ def in_depth_runs(nest: Nest, vector: str, longest: int, context) -> list[Stmt]:
 
 def _sums_are_results(nest: Nest) -> bool:
     """Whether results can hold partial sums: as they are, and of no other program, which shifted blocks share."""
-    (store, *others), (reduction,) = nest.stores, nest.reductions
+    (store, *more_stores), (reduction,) = nest.stores, nest.reductions
     plain = (
-        not others
+        not more_stores
         and isinstance(store.value, Accumulator)
         and store.buf.dtype == reduction.dtype
         and store.mask is None

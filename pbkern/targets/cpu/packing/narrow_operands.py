@@ -53,27 +53,27 @@ class SinkWideningCasts:
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        kept = set(context.kept)
-        narrow = self._narrow_scratch(stmts, kept)
+        live = set(context.kept)
+        narrow = self._narrow_scratch(stmts, live)
         if not narrow:
             return list(stmts)
         stored = _stored_narrow(stmts, narrow, context)
-        return self._without_copies(stored, context, kept)
+        return self._without_copies(stored, context, live)
 
-    def _narrow_scratch(self, stmts: Sequence[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
+    def _narrow_scratch(self, stmts: Sequence[Stmt], live: set[Buf]) -> dict[Buf, np.dtype]:
         """Scratch that only holds widened integers of one type, where that makes both operands of some product narrow."""
         nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
-        found: dict[Buf, set[str]] = {}
+        names_of: dict[Buf, set[str]] = {}
         for store in (store for nest in nests for store in nest.stores):
             if (
                 store.buf.root.arena
                 and store.buf.root.dtype == INT32
-                and store.buf.root not in kept
+                and store.buf.root not in live
             ):
-                found.setdefault(store.buf.root, set()).add(_narrow_type(store))
+                names_of.setdefault(store.buf.root, set()).add(_narrow_type(store))
         types = {
             buf: np.dtype(next(iter(names)))
-            for buf, names in found.items()
+            for buf, names in names_of.items()
             if len(names) == 1 and names <= set(NARROW)
         }
         views = {
@@ -108,16 +108,16 @@ class SinkWideningCasts:
             self.fewest_word_products <= depth <= self.most_word_products for depth in depths
         ) and all(nest.reuse(arg) >= self.fewest_word_readers for arg in args)
 
-    def _without_copies(self, stmts: Sequence[Stmt], context, kept: set[Buf]) -> list[Stmt]:
+    def _without_copies(self, stmts: Sequence[Stmt], context, live: set[Buf]) -> list[Stmt]:
         """Products read narrow integers where they come from, not copies of them."""
         stmts = inside(
-            stmts, kept, lambda body, others: self._without_copies(body, context, others)
+            stmts, live, lambda body, elsewhere: self._without_copies(body, context, elsewhere)
         )
         stmts = [part for stmt in stmts for part in _apart(stmt)]
         copies = {
             store.buf: store
             for stmt in stmts
-            if (store := _copy(stmt)) is not None and store.buf not in kept
+            if (store := _copy(stmt)) is not None and store.buf not in live
         }
         written = effects.written(stmts)
         copies = {

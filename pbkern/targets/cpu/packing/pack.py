@@ -9,8 +9,7 @@ from pbkern.lower.nest import effects
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.ir import Buf, Nest, Stmt, with_bodies, with_nests
-from pbkern.targets.cpu.locality.prefetch import prefetch_rows
-from pbkern.targets.cpu.schedule.nest_schedule import schedule_decided_for
+from pbkern.targets.cpu.schedule.nest_schedule import schedule_so_far
 
 from .limits import PackLimits
 from .operand_copies import OperandCopies
@@ -43,9 +42,8 @@ class Pack(PackLimits):
         """Joins dimensions of nests that packing left without a schedule, also inside its loops."""
 
         def joined(nest: Nest) -> list[Stmt]:
-            if schedule_decided_for(nest) is not None:
+            if schedule_so_far(nest) is not None:
                 return [nest]
-            nest = collapse(nest, context.pool, context.aliases)
-            return [prefetch_rows(nest, context.options.vectors, self.rows_ahead)]
+            return [collapse(nest, context.pool, context.aliases)]
 
         return with_nests(stmts, joined)

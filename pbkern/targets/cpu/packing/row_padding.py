@@ -35,16 +35,21 @@ class PadScratchRows:
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
-        vectors = context.options.vectors
-        stencils = {expr.buf for nest in nests for expr in overlapping(nest, vectors)}
-        found = {stencil for stencil in stencils if _row_bytes(stencil) % LINE_VECTOR_BYTES}
-        found |= {
+        stencils = {
+            load.buf
+            for nest in nests
+            for load in overlapping(nest, context.policy.vector_dimension(nest))
+        }
+        padded = {stencil for stencil in stencils if _row_bytes(stencil) % LINE_VECTOR_BYTES}
+        padded |= {
             store.buf
             for nest in nests
             for store in nest.stores
             if store.buf.arena and store.buf.storage is None and self._conflicts(store.buf)
         }
-        new = {buf: self._padded(buf) for buf in found - set(context.kept) - _otherwise_used(stmts)}
+        new = {
+            buf: self._padded(buf) for buf in padded - set(context.kept) - _otherwise_used(stmts)
+        }
         return relocated(stmts, new.get, context.pool) if new else list(stmts)
 
     def _conflicts(self, buf: Buf) -> bool:
@@ -64,12 +69,12 @@ def _row_bytes(buf: Buf) -> int:
 
 def _otherwise_used(stmts: Sequence[Stmt]) -> set[Buf]:
     """Buffers whose layout others than plain accesses of nests rely on."""
-    found = set()
+    buffers = set()
     for nest in every(stmts):
         if isinstance(nest, Nest):
             places = [load.buf for load in nest.loads()] + [store.buf for store in nest.stores]
-            found |= {place.root for place in places if place.storage is not None}
-            found |= {load.buf.root for load in nest.loads() if not isinstance(load, Load)}
+            buffers |= {place.root for place in places if place.storage is not None}
+            buffers |= {load.buf.root for load in nest.loads() if not isinstance(load, Load)}
         elif not bodies(nest):
-            found |= effects.touched([nest])
-    return found
+            buffers |= effects.touched([nest])
+    return buffers

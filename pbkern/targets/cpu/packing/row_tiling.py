@@ -27,7 +27,7 @@ from pbkern.lower.nest.ir import (
     Shifted,
     Store,
 )
-from pbkern.targets.cpu.schedule.nest_schedule import schedule_decided_for
+from pbkern.targets.cpu.schedule.nest_schedule import schedule_so_far
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 from .limits import PackLimits
@@ -39,7 +39,7 @@ def tile_rows(nest: Nest, context, limits: PackLimits) -> list[Nest]:
     if (
         nest.rdims
         or nest.ordered
-        or schedule_decided_for(nest) is not None
+        or schedule_so_far(nest) is not None
         or len(dims) < 2
         or 0 in nest.dims.values()
     ):

@@ -48,14 +48,14 @@ def swapped_operands(
         for dim, size in nest.dims.items()
         if size > 1 and dim not in nest.rdims and (dim in expr.symbols) != (dim in other.symbols)
     ]
-    others = {
+    cycles = {
         row: _cycles(product_along(nest, row, context.pool), row, context, limits)
         for row in rows
         if row != usual
     }
-    vector = min(others, key=others.__getitem__, default=None)
+    vector = min(cycles, key=cycles.__getitem__, default=None)
     results = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)
-    if vector is None or others[
+    if vector is None or cycles[
         vector
     ] + TRANSPOSE_CYCLES * results > limits.swapped_time * _usual_cycles(
         nest, usual, context, limits

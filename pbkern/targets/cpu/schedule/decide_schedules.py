@@ -6,22 +6,32 @@ nest [d0<100, d1<64]  ...   ->   nest [d0<100, d1<64] schedule(lanes=8, vector='
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from pbkern.core.passes import threshold
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Nest, Stmt, with_bodies
+from pbkern.lower.nest.ir import Nest, Stmt, with_nests
 
-from .nest_schedule import scheduled
-from .register_tiles import schedule_of
+from .nest_schedule import schedule_so_far, scheduled
+from .prefetch import prefetch_rows
+from .register_tiles import choose
 
 
-def decide_schedules(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-    """The statements with a schedule for each nest."""
-    options = context.options
-    result: list[Stmt] = []
-    for stmt in stmts:
-        stmt = with_bodies(stmt, lambda inner: decide_schedules(inner, context))
-        if isinstance(stmt, Nest):
-            schedule = schedule_of(stmt, options.vectors, options.contract)
-            stmt = scheduled(stmt, schedule=schedule)
-        result.append(stmt)
-    return result
+@dataclass(frozen=True)
+class DecideSchedules:
+    """Leaves a schedule with each nest, and how far ahead its schedule has rows prefetched."""
+
+    rows_ahead: int = threshold(
+        8, "rows between a load and what it asks for. 4 to 16 measure the same"
+    )
+
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        options = context.options
+
+        def decided(nest: Nest) -> list[Stmt]:
+            if schedule_so_far(nest) is not None:
+                return [nest]
+            schedule = choose(nest, options.vectors, options.contract)
+            return [scheduled(prefetch_rows(nest, schedule, self.rows_ahead), schedule=schedule)]
+
+        return with_nests(stmts, decided)

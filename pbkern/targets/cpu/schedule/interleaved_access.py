@@ -40,16 +40,16 @@ def runs_of_loads(
     nest: Nest, vector: str | None, points: list[Point]
 ) -> dict[tuple[Buf, Affine], dict[int, Run]]:
     """(buffer, moving part of the place) -> constant part -> those that it shares vectors with."""
-    found: dict[tuple[Buf, Affine], dict[int, Run]] = {}
+    runs: dict[tuple[Buf, Affine], dict[int, Run]] = {}
     for load in nest.loads():
         if isinstance(load, Load) and not load.guard and is_strided(load.buf, load.index, vector):
             flat = flat_index(load.buf, load.index)
-            known = found.setdefault((load.buf.root, flat.linear()), {})
+            known = runs.setdefault((load.buf.root, flat.linear()), {})
             known |= {place: (place, place) for place in places(flat, points)}
-    for (_, flat), known in found.items():
+    for (_, flat), known in runs.items():
         for run in _grouped(sorted(known), abs(flat.coefficient(vector))):
             known |= dict.fromkeys(run, (run[0], run[-1]))
-    return found
+    return runs
 
 
 def places(flat: Affine, points: Iterable[Point]) -> set[int]:
@@ -74,15 +74,15 @@ def runs_of_stores(
     nest: Nest, vector: str | None, points: list[Point], inner: bool
 ) -> dict[tuple[int, int], tuple[Buf, Affine, int]]:
     """(number of a write, number of a point) -> (buffer, moving part, first constant part) of its joint store."""
-    found: dict[tuple[Buf, Affine], dict[int, tuple[int, int]]] = {}
+    runs: dict[tuple[Buf, Affine], dict[int, tuple[int, int]]] = {}
     for n, store in enumerate(nest.stores):
         if store.inner == inner and _can_be_joint(nest, store, vector):
             flat = flat_index(store.buf, store.index)
             for k, point in enumerate(points):
                 (place,) = places(flat, [point])
-                found.setdefault((store.buf.root, flat.linear()), {})[place] = n, k
+                runs.setdefault((store.buf.root, flat.linear()), {})[place] = n, k
     joint: dict[tuple[int, int], tuple[Buf, Affine, int]] = {}
-    for (buf, flat), stores in found.items():
+    for (buf, flat), stores in runs.items():
         step = flat.coefficient(vector)
         joint |= {
             stores[position]: (buf, flat, run[0])

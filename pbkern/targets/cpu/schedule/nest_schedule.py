@@ -74,7 +74,7 @@ class NestSchedule:
 class ScheduledNest(Nest):
     """A nest with decisions, of which each may be left open.
 
-    schedule: vectors and register tiles; None: the emitter chooses.
+    schedule: vectors and register tiles; None before "decide schedules".
     prefetched: root buffer -> elements that its loads are prefetched ahead.
     overwritten: root buffers that it stores to, always behind what it still loads there
       (targets/cpu/locality/walk_order.py).
@@ -102,17 +102,17 @@ def scheduled(nest: Nest, **decisions: Any) -> Nest:
     return ScheduledNest(**kept, **decisions)
 
 
-def decided_schedule(nest: Nest) -> NestSchedule:
-    """The schedule that the pass "decide schedules" has left with every nest."""
-    schedule = schedule_decided_for(nest)
+def schedule_so_far(nest: Nest) -> NestSchedule | None:
+    """The schedule that a pass before "decide schedules" has left with the nest; None for most nests."""
+    return nest.schedule if isinstance(nest, ScheduledNest) else None
+
+
+def final_schedule(nest: Nest) -> NestSchedule:
+    """The schedule that "decide schedules" has left with every nest, by which code is made."""
+    schedule = schedule_so_far(nest)
     if schedule is None:
         raise InternalError("a nest has no schedule")
     return schedule
-
-
-def schedule_decided_for(nest: Nest) -> NestSchedule | None:
-    """The schedule that a pass has decided, None where the emitter chooses."""
-    return nest.schedule if isinstance(nest, ScheduledNest) else None
 
 
 def prefetched_by(nest: Nest) -> Mapping[Buf, int]:

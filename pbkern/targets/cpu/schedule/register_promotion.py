@@ -17,7 +17,7 @@ from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For, Load, Nest, Store
 from pbkern.targets.cpu.machine import Vectors
 
-from .nest_schedule import NestSchedule, decided_schedule
+from .nest_schedule import NestSchedule, final_schedule
 from .register_tiles import MAX_TILE_NODES, column_vectors
 
 # Registers that the arithmetic of a round needs beside what is kept. Source: not recorded.
@@ -51,7 +51,7 @@ class PromotionPlan:
 
 
 def plan(
-    loop: For, vectors: Vectors, schedule_of: Callable[[Nest], NestSchedule] = decided_schedule
+    loop: For, vectors: Vectors, schedule_of: Callable[[Nest], NestSchedule] = final_schedule
 ) -> PromotionPlan | None:
     """Plans what a loop keeps, with these schedules of its nests; None if there is nothing."""
     if not all(
@@ -96,14 +96,14 @@ def _changed(nests: list[Nest]) -> list[Buf]:
 
 def _places(nest: Nest, schedule: NestSchedule, buf: Buf) -> list[RegisterSpan | None]:
     """Places where a nest touches a buffer; None for what is not the same in every round, or not of the form of a Place."""
-    found = [
+    places = [
         _place(nest, schedule, load.buf, load.index)
         if isinstance(load, Load) and not load.guard
         else None
         for load in nest.loads()
         if load.buf.root is buf
     ]
-    return found + [
+    return places + [
         _place(nest, schedule, store.buf, store.index) if _is_plain(nest, schedule, store) else None
         for store in nest.stores
         if store.buf.root is buf

@@ -19,7 +19,7 @@ from pbkern.targets.cpu.math.op_cycles import COST
 
 from .cache_conflicts import rows_apart
 from .interleaved_access import joint_stores
-from .nest_schedule import OPERAND_REGISTERS, NestSchedule, overwritten_by, schedule_decided_for
+from .nest_schedule import OPERAND_REGISTERS, NestSchedule, overwritten_by
 from .register_transpose import transposed_dim
 from .short_rows import batched_rows
 from .vector_dimension import is_long_point, register_bits, score
@@ -90,11 +90,6 @@ def smallest_tile(nest: Nest, sched: NestSchedule) -> NestSchedule:
     ):
         return sched
     return replace(sched, unroll=1, jam={}, cut_as=sched.tile)
-
-
-def schedule_of(nest: Nest, vectors: Vectors, reassociate: bool) -> NestSchedule:
-    """The schedule that was decided with the nest, or the one that suits it."""
-    return schedule_decided_for(nest) or choose(nest, vectors, reassociate)
 
 
 def choose(nest: Nest, vectors: Vectors = WIDE_VECTORS, reassociate: bool = True) -> NestSchedule:

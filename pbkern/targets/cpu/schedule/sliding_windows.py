@@ -20,12 +20,10 @@ from typing import NamedTuple
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index, is_written
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Op, Pool, Shifted
-from pbkern.targets.cpu.machine import Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import is_strided
 from .nest_schedule import NestSchedule, overwritten_by
-from .register_tiles import choose
 from .vector_dimension import is_long_point
 
 # Bytes of a vector that fills a cache line.
@@ -87,7 +85,7 @@ class Visits:
         return [{**row, vector: lanes * vec} for row in rows for vec in range(self.vectors)]
 
     @cached_property
-    def made(self) -> dict[tuple, tuple[Expr, Point]]:
+    def visited(self) -> dict[tuple, tuple[Expr, Point]]:
         """All of them."""
         return self._visit({})
 
@@ -95,16 +93,16 @@ class Visits:
     def carried(self) -> dict[tuple, tuple[Expr, Point]]:
         """Operands of moved values that the step before has made."""
         vector = self.sched.along
-        found: dict[tuple, tuple[Expr, Point]] = {}
-        for expr, point in self.made.values():
+        visits: dict[tuple, tuple[Expr, Point]] = {}
+        for expr, point in self.visited.values():
             for place in (
                 parts(expr, point, vector, self.sched.lanes) if isinstance(expr, Shifted) else ()
             ):
                 (arg,) = expr.args
                 ahead = {**place, vector: place.get(vector, 0) + self.step}
-                if vector in arg.symbols and key_of(arg, ahead) in self.made:
-                    found[key_of(arg, place)] = arg, place
-        return found
+                if vector in arg.symbols and key_of(arg, ahead) in self.visited:
+                    visits[key_of(arg, place)] = arg, place
+        return visits
 
     def cycles(self, memory: float = 0.0) -> float:
         """Estimate for a vector of results: arithmetic goes on while caches and, for `memory` cycles, memory are accessed."""
@@ -138,21 +136,21 @@ class Visits:
         return max(every / OPERATIONS, sums - both + shuffles / 2, products)
 
     def _visit(self, known: dict) -> dict[tuple, tuple[Expr, Point]]:
-        found: dict[tuple, tuple[Expr, Point]] = {}
+        visits: dict[tuple, tuple[Expr, Point]] = {}
         waiting = [(root, point) for point in self.points for root in self.nest.expressions()]
         while waiting:
             expr, where = waiting.pop()
             key = key_of(expr, where)
-            if key in found or key in known:
+            if key in visits or key in known:
                 continue
-            found[key] = expr, where
+            visits[key] = expr, where
             places = (
                 parts(expr, where, self.sched.vector, self.sched.lanes)
                 if isinstance(expr, Shifted)
                 else [where]
             )
             waiting += [(arg, place) for arg in expr.args for place in places]
-        return found
+        return visits
 
 
 class Chunk(NamedTuple):
@@ -178,15 +176,15 @@ def chunks(nest: Nest, sched: NestSchedule) -> list[Chunk]:
     main = full // unroll * unroll
     if nest.moves():
         main = min(main, streaming_vectors(Visits(nest, sched, unroll), nest.reaches()))
-    found = [Chunk(0, main * lanes, unroll)] if main else []
+    parts = [Chunk(0, main * lanes, unroll)] if main else []
     while full - main > unroll:
-        found.append(Chunk(main * lanes, (main + unroll) * lanes, unroll))
+        parts.append(Chunk(main * lanes, (main + unroll) * lanes, unroll))
         main += unroll
     if tail and full > main and _is_register_tile(nest, sched.along):
-        return [*found, Chunk(main * lanes, size, full - main + 1, tail)]
+        return [*parts, Chunk(main * lanes, size, full - main + 1, tail)]
     if full > main:
-        found.append(Chunk(main * lanes, full * lanes, full - main))
-    return found + ([Chunk(full * lanes, size, 1, tail)] if tail else [])
+        parts.append(Chunk(main * lanes, full * lanes, full - main))
+    return parts + ([Chunk(full * lanes, size, 1, tail)] if tail else [])
 
 
 def _is_register_tile(nest: Nest, vector: str) -> bool:
@@ -216,7 +214,7 @@ def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int
     vector, lanes = visits.sched.along, visits.sched.lanes
     size = visits.nest.dims[vector]
     most = size
-    for expr, point in visits.made.values():
+    for expr, point in visits.visited.values():
         if isinstance(expr, Load) and vector in expr.symbols and not expr.guard:
             beyond = point.get(vector, 0) - reached.get(id(expr), {}).get(vector, 0)
             if beyond >= visits.step or _straddles(*_place(expr, point), visits.sched):
@@ -272,13 +270,13 @@ def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
 
 def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
     vector, lanes = sched.along, sched.lanes
-    found: dict[tuple, list[Load]] = {}
+    by_row: dict[tuple, list[Load]] = {}
     for candidate in _candidates(nest, vector):
-        found.setdefault((candidate.buf, *(i.linear() for i in candidate.index)), []).append(
+        by_row.setdefault((candidate.buf, *(i.linear() for i in candidate.index)), []).append(
             candidate
         )
     groups = []
-    for loads in found.values():
+    for loads in by_row.values():
         buf, index = loads[0].access
         flat = flat_index(buf, index)
         steps = [coeff for dim, coeff in flat.terms if dim != vector]
@@ -342,11 +340,13 @@ def _as_moved(group: _Group, nest: Nest, vector: str, pool: Pool) -> dict[int, E
     bases = [group.base(k, axis is not None) for k, axis in enumerate(axes)]
     new = {}
     for source in group.loads:
-        own = source.index
-        base = tuple(i if origin is None else i.linear() + origin for i, origin in zip(own, bases))
+        place = source.index
+        base = tuple(
+            i if origin is None else i.linear() + origin for i, origin in zip(place, bases)
+        )
         distances = [
             (axis, i.const - origin)
-            for axis, i, origin in zip(axes, own, bases)
+            for axis, i, origin in zip(axes, place, bases)
             if origin is not None and i.const != origin
         ]
         load = pool.load(source.dtype, buf, base, False)
@@ -364,11 +364,10 @@ def _moving_dim(axis: int, index: tuple[Affine, ...], nest: Nest) -> str | None:
     return steps[0] if sum(steps[0] in position.symbols for position in index) == 1 else None
 
 
-def overlapping(nest: Nest, vectors: Vectors) -> Iterable[Load]:
-    """Loads of scratch at several places of a row, within a nest without reductions."""
+def overlapping(nest: Nest, vector: str | None) -> Iterable[Load]:
+    """Loads of scratch at several places of a row, within a nest without reductions that has vectors along `vector`."""
     if nest.reductions:
         return
-    vector = choose(nest, vectors).vector
     rows: dict[tuple, dict[int, Load]] = {}
     for candidate in _candidates(nest, vector) if vector else ():
         buf, index = candidate.access

@@ -57,10 +57,10 @@ def environment() -> str:
 
 def sources(package: pathlib.Path = PACKAGE) -> str:
     """Digest of the part of pbkern that turns kernels into code."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted({entry for pattern in SOURCES for entry in package.glob(pattern)}):
-        found.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
-    return found.hexdigest()
+        digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def processor() -> tuple:

@@ -216,10 +216,10 @@ def _symbols(
         name = _text(content, sections[table.link].offset + name_at)
         names.append(name)
         if index == SHN_UNDEF:
-            found = given.get(name) if name else 0
-            if found is None and search:
-                found = 0 if info >> 4 == STB_WEAK else _of_library(name)
-            values.append((found, False))
+            address = given.get(name) if name else 0
+            if address is None and search:
+                address = 0 if info >> 4 == STB_WEAK else _of_library(name)
+            values.append((address, False))
         elif index == SHN_ABS:
             values.append((value, True))
         elif index >= SHN_LORESERVE:

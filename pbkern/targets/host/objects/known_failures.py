@@ -27,10 +27,10 @@ def remembered(store: DiskStore | None, key: str) -> Iterator[None]:
         return
     payload = store.get(KIND, key)
     if payload is not None:
-        found = json.loads(payload)
+        failure = json.loads(payload)
         raise InternalError(
-            f"{found['what']} (kept from an earlier process)",
-            why=found["why"],
+            f"{failure['what']} (kept from an earlier process)",
+            why=failure["why"],
             hint="PBKERN_FALLBACK=0 compiles it again and shows the whole error; `pbkern cache clear` forgets it",
         )
     try:

@@ -54,7 +54,7 @@ class ObjectCode:
         )
 
 
-def kept(
+def stored_code(
     key: str,
     symbols: dict[str, int],
     make: Callable[[], ObjectCode],
@@ -87,8 +87,8 @@ def kept(
 def image_of(code: ObjectCode, symbols: Mapping[str, int]) -> elf_loader.Image:
     """The last object's image, which keeps those of the others alive. Raises InternalError."""
     image = None
-    for made in code.objects:
-        image = elf_loader.Image(made, symbols, image)
+    for content in code.objects:
+        image = elf_loader.Image(content, symbols, image)
     if image is None:
         raise InternalError("a program has no object file")
     return image

@@ -38,11 +38,11 @@ def check_api_version() -> None:
     with open(path) as header:
         text = header.read()
     lines = [re.search(rf"XLA_FFI_API_{word} (\d+)", text) for word in ("MAJOR", "MINOR")]
-    found = tuple(int(line[1]) for line in lines if line is not None)
-    if len(found) < 2 or found[0] != API_VERSION[0] or found[1] < API_VERSION[1]:
+    version = tuple(int(line[1]) for line in lines if line is not None)
+    if len(version) < 2 or version[0] != API_VERSION[0] or version[1] < API_VERSION[1]:
         raise TargetError(
             "jaxlib's XLA FFI API is not supported",
-            why=f"version {found}, tested with {API_VERSION}",
+            why=f"version {version}, tested with {API_VERSION}",
             hint="install a jaxlib from the range in pyproject.toml",
         )
 

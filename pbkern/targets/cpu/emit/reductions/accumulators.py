@@ -190,10 +190,10 @@ class Reducer:
             per_accumulator(walk.nest.reductions, is_rounded_sum),
             len(per_accumulator(walk.nest.reductions, is_rounded_sum)),
         )
-        # Of sums the first of `beside` accumulators holds them all; `kept`: it, and those of other
+        # Of sums the first of `beside` accumulators holds them all; `exact`: it, and those of other
         # reductions.
-        kept = [k for k in range(len(accs)) if not rounded[k % width] or k // width % beside == 0]
-        sums = [slot for slot in kept if rounded[slot % width]]
+        exact = [k for k in range(len(accs)) if not rounded[k % width] or k // width % beside == 0]
+        sums = [slot for slot in exact if rounded[slot % width]]
 
         def joined(scope: Block, carried: list[Ssa], first: str | int, trips: int) -> list[Ssa]:
             def trip(inner: Block, values: list[Ssa]) -> list[Ssa]:
@@ -201,13 +201,13 @@ class Reducer:
                 return fill(inner, values)
 
             op = self.text.builder(scope, lanes)
-            before, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept) :]))
+            before, lost = dict(zip(exact, carried)), dict(zip(sums, carried[len(exact) :]))
             start = [
                 op.c(-0.0, acc.el) if rounded[k % width] else before[k]
                 for k, acc in enumerate(accs)
             ]
             new = self.text.loop(scope, f"{dim}''", 0, trips * step, step, trip, start)
-            after = {slot: new[slot] for slot in kept}
+            after = {slot: new[slot] for slot in exact}
             for sum_ in sums:
                 added = by_halves([new[sum_ + vector * width] for vector in range(beside)], op.add)
                 after[sum_] = op.add(before[sum_], added)
@@ -215,7 +215,7 @@ class Reducer:
             return [*after.values(), *lost.values()]
 
         b = self.text.builder(block, lanes)
-        carried = [accs[slot] for slot in kept] + [b.c(0, accs[sum_].el) for sum_ in sums]
+        carried = [accs[slot] for slot in exact] + [b.c(0, accs[sum_].el) for sum_ in sums]
         full = low + trips // run * run * step
         carried = self.text.loop(
             block,
@@ -229,7 +229,7 @@ class Reducer:
         if trips % run:
             carried = joined(block, carried, full, trips % run)
         b = self.text.builder(block, lanes)
-        after, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept) :]))
+        after, lost = dict(zip(exact, carried)), dict(zip(sums, carried[len(exact) :]))
         after |= {sum_: whole(b, after[sum_], lost[sum_]) for sum_ in sums}
         return [after.get(k, acc) for k, acc in enumerate(accs)]
 

@@ -81,11 +81,11 @@ class Cumulative:
                 combine(op, reduction, [x], [y])[0]
                 for reduction, x, y in zip(reductions, before, local)
             )
-            kept = [
+            losses = [
                 op.add(z, lost_in(op, x, y, total)) if is_rounded_sum(reduction) else z
                 for reduction, x, y, total, z in zip(reductions, before, local, after, lost)
             ]
-            return [*after, *kept]
+            return [*after, *losses]
 
         zero = self.text.builder(block, lanes)
         carried = [*accs, *(zero.c(0, acc.el) for acc in accs)]

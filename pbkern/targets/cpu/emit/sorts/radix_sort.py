@@ -56,8 +56,8 @@ class _Line:
         dtypes = [buffer.dtype for buffer in s.buffers]
         widths = len(word_dtypes(dtypes, s.num_keys))
         self.counts, self.words = s.spare[0], s.spare[1 : 1 + widths]
-        others = s.spare[1 + widths :]
-        self.places, self.kept = others[0] if others else None, others[1:]
+        spare = s.spare[1 + widths :]
+        self.places, self.spare = spare[0] if spare else None, spare[1:]
         self.count: int | str = length
 
     def sort(self, block: Block, count: int | str) -> None:
@@ -133,7 +133,7 @@ class _Line:
             return self._move(
                 block, key_index, source, lambda inner, i, _: self._load(inner, self.counts, i)
             )
-        found = self.text.loop(
+        results = self.text.loop(
             block,
             f"%shift{key_index}",
             0,
@@ -146,7 +146,7 @@ class _Line:
             ],
             [Ssa(source, "index", 0)],
         )
-        return found[0].name
+        return results[0].name
 
     def _pass(self, block: Block, key_index: int, digit: int, shift: str | int, source: str) -> Ssa:
         """One pass over the digit from bit `shift` on."""
@@ -170,9 +170,9 @@ class _Line:
             )
 
         def begin(inner: Block, i: str, place):
-            found = self._load(inner, self.counts, i)
+            count = self._load(inner, self.counts, i)
             self._store(inner, self.counts, i, place[0])
-            return [self.text.builder(inner, 0).add(place[0], found)]
+            return [self.text.builder(inner, 0).add(place[0], count)]
 
         def next_place(inner: Block, _, key: Ssa) -> Ssa:
             digit_value = digit_of(inner, key)
@@ -219,13 +219,13 @@ class _Line:
             inner = self.text.builder(body, lanes)
             key = inner.broadcast(self._load(body, word, self._plus(body, source, i)))
             number = inner.broadcast(self._as_count(body, i))
-            found = []
-            for rank, others, own in zip(ranks, vectors, numbers):
-                smaller = inner.cmp("lt", key, others, unsigned=True)
-                further_left = inner.cmp("lt", number, Ssa(own, "i32", lanes))
-                before = inner.or_(smaller, inner.and_(inner.cmp("eq", key, others), further_left))
-                found.append(inner.add(rank, inner.int_resize(before, "i32", unsigned=True)))
-            return found
+            ranks_after = []
+            for rank, vector, lanes_of_vector in zip(ranks, vectors, numbers):
+                smaller = inner.cmp("lt", key, vector, unsigned=True)
+                further_left = inner.cmp("lt", number, Ssa(lanes_of_vector, "i32", lanes))
+                before = inner.or_(smaller, inner.and_(inner.cmp("eq", key, vector), further_left))
+                ranks_after.append(inner.add(rank, inner.int_resize(before, "i32", unsigned=True)))
+            return ranks_after
 
         ranks = self._each(block, self.count, compare, [ops.c(0, "i32") for _ in places])
         for place, rank in zip(places, ranks):
@@ -271,7 +271,7 @@ class _Line:
 
             self._each(block, self.s.first, read_off)
             return
-        for buf, spare in zip(self.s.buffers, self.kept):
+        for buf, spare in zip(self.s.buffers, self.spare):
 
             def keep(inner: Block, i: str, _, buf=buf, spare=spare):
                 self._store(

@@ -84,8 +84,8 @@ class Selection:
         """A vector of elements: one by one only where some may be below the bound, by their first keys."""
         inner, name = Block(block), self.text.name()
         end = self.text.put(inner, "arith.addi", (at, self.text.index(COMPARED_AT_ONCE)), "index")
-        found = self._loop(inner, (at, end), 1, count, self._element)
-        inner.add("scf.yield", (found,), "index")
+        count_after = self._loop(inner, (at, end), 1, count, self._element)
+        inner.add("scf.yield", (count_after,), "index")
         other = Block(block)
         other.add("scf.yield", (count,), "index")
         block.add(
@@ -123,10 +123,12 @@ class Selection:
             value = text.put(block, "memref.load", (buf.root.name, source), memref(buf))
             block.add("memref.store", (value, buf.root.name, target), memref(buf))
         more = text.put(block, "arith.addi", (count, text.index(1)), "index")
-        found = text.put(block, "arith.select", (is_below, more, count), "index")
-        full = text.put(block, "arith.cmpi", (found, text.index(self.head)), "index", " eq, %s, %s")
+        number = text.put(block, "arith.select", (is_below, more, count), "index")
+        full = text.put(
+            block, "arith.cmpi", (number, text.index(self.head)), "index", " eq, %s, %s"
+        )
         text.when(block, full, lambda inner: self.sort_head(inner, self.head))
-        return text.put(block, "arith.select", (full, text.index(self.sort.first), found), "index")
+        return text.put(block, "arith.select", (full, text.index(self.sort.first), number), "index")
 
     def _is_below(self, block: Block, x: str, y: str) -> str:
         """Whether the element at address x comes before that at y."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Load, Nest, Reduction
-from pbkern.targets.cpu.machine import FAR_BYTES, Vectors
-from pbkern.targets.cpu.schedule.nest_schedule import prefetched_by, scheduled
-from pbkern.targets.cpu.schedule.register_tiles import choose
+from pbkern.targets.cpu.machine import FAR_BYTES
+
+from .nest_schedule import NestSchedule, prefetched_by, scheduled
 
 
 def is_far(buf: Buf) -> bool:
@@ -38,14 +38,13 @@ def rows_ahead(load: Load, row: str, rows: int) -> dict[Buf, int]:
     return {buf.root: rows * step} if is_far(buf) and step and abs(step) > 1 else {}
 
 
-def prefetch_rows(nest: Nest, vectors: Vectors, rows: int) -> Nest:
-    """The nest that prefetches what it reads so many rows later, where rows are short or read in parts."""
+def prefetch_rows(nest: Nest, schedule: NestSchedule, rows: int) -> Nest:
+    """The nest that prefetches what it reads so many rows later, where rows are short or read in parts by its schedule."""
     # Operands of matrix products are read from the caches, or packed.
     if prefetched_by(nest) or any(
         is_matrix_product(nest, reduction) for reduction in nest.reductions
     ):
         return nest
-    schedule = choose(nest, vectors)
     vector = schedule.along
     ahead: dict[Buf, int] = {}
     for load in nest.loads() if vector else ():

@@ -1,0 +1,42 @@
+"""Thresholds of splitting, which its files read several calls deep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pbkern.core.passes import threshold
+
+
+@dataclass(frozen=True)
+class SplitLimits:
+    """When a reduction, a contraction or a scatter has a second stage, and how its operands are cut."""
+
+    # Reductions (reductions.py)
+    run_elements: int = threshold(
+        1 << 16, "elements of one program of the first stage, preferred. Source: not recorded"
+    )
+    fewest_elements: int = threshold(
+        1 << 12, "elements of one program of the first stage, at least. Source: not recorded"
+    )
+    beginnings: int = threshold(
+        8,
+        "parts of a chunk, of which the mean of the first stands for the chunk's mean: finding it brings that part into the "
+        "nearest cache, and the rest is read once. An outlier in it adds up to this many times the rounding of its own square",
+    )
+    shortest_beginning: int = threshold(
+        16, "elements of that first part, at least. Source: not recorded"
+    )
+    # Scatters (scatter_privatisation.py)
+    updates_per_result: int = threshold(
+        4,
+        "times more updates than results in a chunk, at least: each chunk stores every result, which is read again. Source: "
+        "not recorded",
+    )
+    scatter_cycles: float = threshold(
+        200_000, "cycles of work below which a second kernel does not pay. Source: not recorded"
+    )
+    # Contractions (two_stage.py)
+    depth_per_width: float = threshold(
+        8,
+        "times as deep as its result is wide a contraction is that is split, at least. Source: not recorded",
+    )

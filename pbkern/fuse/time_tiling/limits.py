@@ -1,0 +1,29 @@
+"""Thresholds of time tiling, which its files read several calls deep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pbkern.core.passes import threshold
+
+
+@dataclass(frozen=True)
+class TimeTilingLimits:
+    """When several steps of a loop share a kernel."""
+
+    steps_gain: float = threshold(
+        0.96,
+        "modelled time of more steps, relative to fewer, with which trying goes on, at most. Source: not recorded",
+    )
+    most_step_equations: int = threshold(
+        220,
+        "equations of a kernel's steps together: bounds code size and compile time. Source: not recorded",
+    )
+    most_recompute: float = threshold(
+        1.25, "operations done, relative to those needed: halos repeat work. Source: not recorded"
+    )
+    most_slices: int = threshold(
+        16,
+        "elements of a window (sum over dimensions), and of a depthwise convolution in all, that become slices. Source: not "
+        "recorded",
+    )
