@@ -50,7 +50,7 @@ TABLES = {"options": options, "environment": environment}
 def _entries(cls: type) -> list[tuple[list[str], str]]:
     """(names, text) per entry of the section Attributes of a class's docstring."""
     text = inspect.getdoc(cls) or ""
-    body = text.split("Attributes:\n")[1]
+    body = text.split("Attributes:\n")[1].partition("\n\n")[0]
     joined = re.sub(r"\n {4,}", " ", body)
     found = [line.strip().partition(": ") for line in joined.split("\n") if line.strip()]
     return [(names.split(", "), meaning) for names, _, meaning in found]
