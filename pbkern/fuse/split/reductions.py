@@ -187,14 +187,17 @@ class ReductionStages:
             near or not _has_short_rows(shape, axes, self.machine.sizes.short_row_bytes // itemsize)
         ):
             return None
-        return next(
-            (runs for low in axes if (runs := self._runs_from(low, shape, axes, part)) is not None),
-            None,
-        )
+        results = max(math.prod(kept) // part, 1)
+        ways = (self._runs_from(low, shape, axes, part, results) for low in axes)
+        return next((runs for runs in ways if runs is not None), None)
 
-    def _runs_from(self, low: int, shape, axes, part: int) -> Chunks | None:
-        """Chunks from dimension `low` on, with `part` columns per program; None if there would be too few."""
-        programs, high = 4 * self.machine.cores, low
+    def _runs_from(self, low: int, shape, axes, part: int, results: int) -> Chunks | None:
+        """Chunks from dimension `low` on, with `part` columns per program; None if there would be too few.
+
+        `results`: programs that there are without chunks.
+        """
+        sizes, high = self.machine.sizes, low
+        programs = max(-(-4 * self.machine.cores // results), sizes.fewest_chunks)
 
         def line() -> int:
             inside = math.prod(shape[axis] for axis in axes if not low <= axis <= high)
@@ -209,7 +212,9 @@ class ReductionStages:
             return None
         block = max(1, min(RUN_ELEMENTS // line(), -(-size // programs)))
         if low == high:
-            return Chunks(low, 0, near_divisor(size, block))
+            few = FEW_ELEMENTS if results > 1 else FEW_ELEMENTS // sizes.fewest_chunks
+            block = near_divisor(size, max(block, sizes.shortest_chunk, few // line()))
+            return Chunks(low, 0, block) if block < size else None
         block = next(divisor for divisor in range(min(block, inner), 0, -1) if inner % divisor == 0)
         return (
             Chunks(high, high - low, block)
