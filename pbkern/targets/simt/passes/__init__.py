@@ -43,12 +43,6 @@ THREAD_PASSES = (
         when=_reassociates,
     ),
     Pass(
-        "running maximum",
-        RunningMaximum(fewest_strips=4, first_part=8),
-        "rows of a softmax that shared memory does not hold are read once",
-        when=_reassociates,
-    ),
-    Pass(
         "unswitch",
         Unswitch(),
         "of arrays between which a scalar selects, one is read",
@@ -57,6 +51,12 @@ THREAD_PASSES = (
         "cut into strips",
         CutIntoStrips(),
         "what nests read again fits shared memory a few rows at a time",
+    ),
+    Pass(
+        "running maximum",
+        RunningMaximum(fewest_strips=4, first_part=8),
+        "rows of a softmax that shared memory does not hold are read once",
+        when=_reassociates,
     ),
     Pass(
         "stage in shared memory",

@@ -121,7 +121,7 @@ def _along_reads(nest: Nest, first: Nest, dim: str) -> str | None:
 def _length(
     run: Sequence[Nest], dims: dict[int, str], region: BoxRegion, stage: Stage, turned_rows: int
 ) -> int:
-    """Longest strips for which all copies fit; 0 if none does."""
+    """Longest strips for which all copies fit, or of one place where that alone does not fit; 0 where strips save nothing."""
 
     def nbytes(length: int) -> int:
         first = [part(n, dims[k], Affine(), length, stage.context.pool) for k, n in enumerate(run)]
@@ -132,7 +132,7 @@ def _length(
     if two <= one and one > stage.usual:
         return 0
     if one > stage.usual:
-        return 1 if one <= stage.most else 0
+        return 1
     length = 1 + (stage.usual - one) // step
     if region.turned and len(run) == 1:
         lane = stage.context.policy.vector_dimension(run[0])
