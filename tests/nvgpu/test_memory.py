@@ -174,10 +174,11 @@ def test_blocks_of_a_transpose_are_turned_whole():
     assert kernel.grid == (32, 16)
 
 
-def test_a_row_is_cut_into_chunks_worth_a_program():
-    """Rows that almost fill the device are cut into few chunks, not into one for each program of the device."""
-    (kernel,) = kernels(lambda x: jax.nn.logsumexp(x, -1), [(528, 16384)])
-    assert math.prod(kernel.grid) <= 528 * 4
+@pytest.mark.parametrize(("rows", "programs"), [(64, 512), (528, 528)])
+def test_rows_are_cut_into_chunks_worth_a_program(rows, programs):
+    """Rows that fill the device are not cut; others are, but not into a chunk for each program of the device."""
+    made = kernels(lambda x: jax.nn.logsumexp(x, -1), [(rows, 32768)])
+    assert max(math.prod(kernel.grid) for kernel in made) == programs
 
 
 def by_hand(rows, columns):

@@ -181,7 +181,7 @@ class ReductionStages:
             else max(room, self.machine.shared_bytes // (4 * self.machine.cores))
         )
         if (
-            math.prod(kept) // width >= 2 * self.machine.cores
+            math.prod(kept) // width >= self.machine.sizes.busy_programs * self.machine.cores
             and reduced * width * itemsize <= room
         ) and (
             near or not _has_short_rows(shape, axes, self.machine.sizes.short_row_bytes // itemsize)

@@ -23,7 +23,7 @@ from .machine import IN_FLIGHT_BYTES, RESIDENT_BLOCKS
 SHARED_SHARE = 0.8
 
 # Rows of 512 bytes are a warp's widest loads. Blocks of 64 x 64 elements are turned in 16 KB of shared memory.
-THREAD_SIZES = replace(SIZES, far_row_bytes=512, turned_side=64, even_part=32)
+THREAD_SIZES = replace(SIZES, far_row_bytes=512, busy_programs=1, turned_side=64, even_part=32)
 
 
 class ThreadCosts(MachineCosts):
