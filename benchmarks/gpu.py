@@ -80,6 +80,16 @@ def unsharp(image: jax.Array) -> jax.Array:
     return WORKLOADS["unsharp"].function(image)
 
 
+def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    at = jnp.arange(q.shape[0])
+    scores = jnp.where(at[:, None] >= at[None], q @ k.T / 8, -1e30)
+    return jax.nn.softmax(scores, -1) @ v
+
+
+def gradient_of_softmax(x: jax.Array, g: jax.Array) -> jax.Array:
+    return jax.vjp(lambda x: jax.nn.softmax(x, -1), x)[1](g)[0]
+
+
 def one_hot_loss(x: jax.Array, y: jax.Array) -> jax.Array:
     return -(jax.nn.log_softmax(x, -1) * y).sum(-1).mean()
 
@@ -90,11 +100,22 @@ class Counted:
 
     Attributes:
       most_bytes: of the bytes of inputs and outputs, what its blocks may ask memory for.
+      most_sectors: of the fewest sectors, what warps may ask for; more where rows begin anywhere in
+        a sector.
+      most_conflicts: of the passes over banks of shared memory, what may be beyond the fewest; more
+        where few elements go through it, as in second stages.
     """
 
     function: Callable
     shapes: tuple[tuple[int, ...], ...]
     most_bytes: float = 1.1
+    most_conflicts: float = 0.05
+    most_sectors: float = 1.1
+
+
+def turned(shape: tuple[int, ...], *order: int, **limits: float) -> Counted:
+    """A transpose that computes something, so that no view is left of it."""
+    return Counted(lambda x: jnp.transpose(x, order) + 1, (shape,), **limits)
 
 
 COUNTED = {
@@ -104,7 +125,34 @@ COUNTED = {
     "rms_norm": Counted(WORKLOADS["rms_norm"].function, ((16384, 128), (128,))),
     "cross_entropy": Counted(one_hot_loss, ((1024, 1000),) * 2),
     "sum": Counted(lambda x: x.sum(), ((2048, 2048),)),
+    "long_softmax": Counted(WORKLOADS["softmax"].function, ((528, 16384),), 1.6),
+    "logsumexp": Counted(lambda x: jax.nn.logsumexp(x, -1), ((528, 16384),)),
+    "running_max": Counted(lambda x: jax.nn.logsumexp(x, -1), ((1056, 16384),)),
+    "masked_lse": Counted(
+        lambda x: jax.nn.logsumexp(jnp.where(x > 0, x, -jnp.inf), -1), ((528, 16384),)
+    ),
+    "softmax_grad": Counted(gradient_of_softmax, ((1024, 1024),) * 2),
+    "rows_of_ten": Counted(lambda x: x.sum(1), ((65536, 10),), most_conflicts=1),
+    "loss_of_ten": Counted(
+        lambda x: jax.nn.logsumexp(x, -1).sum(), ((65536, 10),), most_conflicts=1
+    ),
+    "column_sum": Counted(lambda x: x.sum(0), ((2048, 2048),), most_conflicts=1),
+    "tall_sum": Counted(lambda x: x.sum(0), ((16384, 128),), most_conflicts=1),
+    "wide_sum": Counted(lambda x: x.sum(0), ((128, 16384),), most_conflicts=1),
+    "narrow_sum": Counted(lambda x: x.sum(0), ((65536, 3),), most_conflicts=1),
+    "column_max": Counted(lambda x: x.max(0), ((1000, 1000),), most_conflicts=1),
     "transpose": Counted(lambda x: x.T + 0, ((2048, 2048),)),
+    "turned_add": Counted(lambda x, y: x.T + y, ((1024, 1024),) * 2),
+    "turned_1000": turned((1000, 1000), 1, 0),
+    "turned_odd": turned((2047, 1023), 1, 0, most_bytes=1.25, most_sectors=1.25),
+    "turned_wide": turned((64, 16384), 1, 0),
+    "turned_tall": turned((16384, 64), 1, 0, most_conflicts=1),
+    "turned_planes": turned((3, 65536), 1, 0, most_conflicts=1),
+    "turned_pixels": turned((65536, 3), 1, 0),
+    "to_nchw": turned((8, 56, 56, 64), 0, 3, 1, 2, most_conflicts=0.1),
+    "to_nhwc": turned((8, 64, 56, 56), 0, 2, 3, 1, most_conflicts=0.25),
+    "rgb_planes": turned((8, 128, 128, 3), 0, 3, 1, 2),
+    "heads": turned((4, 256, 8, 64), 0, 2, 1, 3),
     "blur": Counted(WORKLOADS["blur_slices"].function, ((3, 516, 1028),), 1.3),
     "unsharp": Counted(unsharp, ((540, 960, 3),), 1.3),
     "matmul_gelu": Counted(
@@ -113,6 +161,7 @@ COUNTED = {
     "attention": Counted(
         lambda q, k, v: jax.nn.softmax(q @ k.T / 8, -1) @ v, ((128, 64),) * 3, np.inf
     ),
+    "causal": Counted(causal_attention, ((512, 64),) * 3, np.inf),
 }
 
 
@@ -133,7 +182,9 @@ def count(names: list[str]) -> int:
         )
         sectors, moved = counts.sectors / counts.fewest_sectors, counts.sectors * 32 / needed
         conflicts = counts.bank_conflicts / max(counts.shared_accesses, 1)
-        high = c.most_bytes < np.inf and (sectors > 1.1 or moved > c.most_bytes or conflicts > 0.05)
+        high = c.most_bytes < np.inf and (
+            sectors > c.most_sectors or moved > c.most_bytes or conflicts > c.most_conflicts
+        )
         above += high
         print(
             f"{name:14} {len(found.kernels):7} {sectors:15.2f} {moved:13.2f} {conflicts:10.1%} "

@@ -1,6 +1,7 @@
 """Who computes what: points of nests on threads, barriers between statements that meet."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, For, Nest, Pool, Reduction, Store
 from pbkern.targets.simt.passes.strips import in_step
 from pbkern.targets.simt.schedule.barriers import Barriers, Pending
+from pbkern.targets.simt.schedule.policy import ThreadPolicy
 from pbkern.targets.simt.schedule.threads import is_one_to_one, is_parallel, map_to_threads
 from pbkern.targets.simt.schedule.tiles import Tile, accepts, tiles, whole_terms
 
@@ -140,6 +142,31 @@ def test_terms_that_a_thread_loads_as_vectors():
     ]
     assert whole_terms(total((i, j), True), "j") == 1
     assert whole_terms(total((j, i)), "j") == 1
+
+
+def test_rows_are_stored_over_as_vectors_too():
+    stores = (Store(B, (i, j), Pool().load(F32, B, (i, j), False)),)
+    nest = Nest(
+        ROWS, ("j",), (Reduction("sum", (Pool().load(F32, A, (i, j), False),), F32),), stores
+    )
+    assert whole_terms(nest, "j") == 4
+    moved = dataclasses.replace(nest, stores=(dataclasses.replace(stores[0], index=(i, j + 1)),))
+    assert whole_terms(moved, "j") == 1
+
+
+def test_what_the_policy_answers():
+    policy = ThreadPolicy(near_bytes=1 << 12)
+    rows = Nest({"i": 64, "j": 256}, ("j",), (Reduction("sum", (Pool().load(F32, A, (i, j), False),), F32),),
+                (Store(B, (i, Affine()), Pool().accumulator(F32, 0), inner=False),))  # fmt: skip
+    assert policy.vector_dimension(rows) == "j"
+    assert policy.lanes(rows, "j") == 32
+    assert policy.vector_dimension(copy(A, (i, j), A, (i + 1, j), ROWS)) is None, "one thread"
+    plain = copy(A, (i, j), B, (i, j), ROWS)
+    assert policy.cycles(plain, 6.0) > policy.cycles(plain, 0.0) > 0
+    (store,) = plain.stores
+    taken = Pool().shifted(F32, (("j", 1),), (store.value,))
+    moves = dataclasses.replace(plain, stores=(dataclasses.replace(store, value=taken),))
+    assert policy.cycles(moves, 0.0) == math.inf, "threads hand no values to their neighbours"
 
 
 WALKS = {

@@ -20,6 +20,12 @@ class Sizes:
         several make one result.
       split_result_bytes, split_operand_bytes: most of a contraction's result, fewest of its
         operands, for two stages.
+      busy_programs: programs of each core that keep it busy, so that reductions need no second stage.
+      fewest_chunks: chunks of one result, at least, that are worth a second stage.
+      shortest_chunk: elements along a chunk; the second stage reads at most so small a part.
+      turned_side: elements along each side of the square blocks from which those of kernels that
+        read across rows are searched as well, and parts of planes tried; 0: they are not.
+      even_part: parts of lines are multiples of this many elements, unless they are shorter.
     """
 
     line_bytes: int
@@ -31,3 +37,8 @@ class Sizes:
     short_row_bytes: int
     split_result_bytes: int
     split_operand_bytes: int
+    busy_programs: int
+    fewest_chunks: int
+    shortest_chunk: int
+    turned_side: int
+    even_part: int

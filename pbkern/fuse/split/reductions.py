@@ -174,20 +174,23 @@ class ReductionStages:
             else max(room, self.machine.shared_bytes // (4 * self.machine.cores))
         )
         if (
-            math.prod(kept) // width >= 2 * self.machine.cores
+            math.prod(kept) // width >= self.machine.sizes.busy_programs * self.machine.cores
             and reduced * width * itemsize <= room
         ) and (
             near or not _has_short_rows(shape, axes, self.machine.sizes.short_row_bytes // itemsize)
         ):
             return None
-        return next(
-            (runs for low in axes if (runs := self._runs_from(low, shape, axes, part)) is not None),
-            None,
-        )
+        results = max(math.prod(kept) // part, 1)
+        ways = (self._runs_from(low, shape, axes, part, results) for low in axes)
+        return next((runs for runs in ways if runs is not None), None)
 
-    def _runs_from(self, low: int, shape, axes, part: int) -> Chunks | None:
-        """Chunks from dimension `low` on, with `part` columns per program; None if there would be too few."""
-        programs, high = 4 * self.machine.cores, low
+    def _runs_from(self, low: int, shape, axes, part: int, results: int) -> Chunks | None:
+        """Chunks from dimension `low` on, with `part` columns per program; None if there would be too few.
+
+        `results`: programs that there are without chunks.
+        """
+        sizes, high = self.machine.sizes, low
+        programs = max(-(-4 * self.machine.cores // results), sizes.fewest_chunks)
 
         def line() -> int:
             inside = math.prod(shape[axis] for axis in axes if not low <= axis <= high)
@@ -202,7 +205,9 @@ class ReductionStages:
             return None
         block = max(1, min(self.limits.run_elements // line(), -(-size // programs)))
         if low == high:
-            return Chunks(low, 0, near_divisor(size, block))
+            few = FEW_ELEMENTS if results > 1 else FEW_ELEMENTS // sizes.fewest_chunks
+            block = near_divisor(size, max(block, sizes.shortest_chunk, few // line()))
+            return Chunks(low, 0, block) if block < size else None
         block = next(divisor for divisor in range(min(block, inner), 0, -1) if inner % divisor == 0)
         fewest = min(self.limits.fewest_elements, self.limits.run_elements // 4)
         return Chunks(high, high - low, block) if block * line() >= fewest else None

@@ -22,6 +22,9 @@ FEW_PLACES = 64
 # together.
 FEW_OUTER_ELEMENTS = 32
 
+# Elements of parts of a line that one program may take.
+LINE_PARTS = (64, 256, 512, 1024, 2048)
+
 
 def contraction_roles(eqn) -> list[str]:
     """Role of each output dimension of a contraction: batch, row, column; for convolutions also space and channel."""
@@ -74,9 +77,14 @@ def _contraction_options(extent: int, role: str, sizes: Sizes) -> tuple[list[int
 
 
 def options_of(
-    shape: Sequence[int], forced: set[int], roles: Mapping[int, str], sizes: Sizes, grain: int = 1
+    shape: Sequence[int],
+    forced: set[int],
+    roles: Mapping[int, str],
+    sizes: Sizes,
+    grain: int = 1,
+    cuts_planes: bool = False,
 ) -> tuple[list[list[int]], list[int]]:
-    """(sorted options, preferred size) per dimension."""
+    """(sorted options, preferred size) per dimension; `cuts_planes`: parts of several short lines are worth a try."""
     options: list[list[int]] = [[size] for size in shape]
     target = list(shape)
     if any(role not in ("run", "owned", "scatter batch") for role in roles.values()):
@@ -111,13 +119,16 @@ def options_of(
             stage = "rows" if run >= 256 else stage
             continue
         if stage == "lanes" and run * extent <= 8192:
-            run *= extent
             # A long line may be cut, for halos and for parallelism; a short one is a vector or two.
-            options[dim] = _powers(extent, (64, 256, 512, 1024, 2048)) if extent > 128 else [extent]
+            if cuts_planes and run > 1:
+                options[dim] = _powers(extent, sorted({-(-part // run) for part in LINE_PARTS}))
+            elif extent > 128:
+                options[dim] = _powers(extent, LINE_PARTS)
+            run *= extent
             stage = "rows" if run >= 256 else "lanes"
         elif stage == "lanes":
             lengths = [
-                max(1, size // run)
+                _even(max(1, size // run), sizes.even_part)
                 for size in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
             ]
             options[dim], target[dim] = _powers(extent, sorted(set(lengths))), max(1, 4096 // run)
@@ -143,6 +154,10 @@ def options_of(
                 1,
             )
     return options, target
+
+
+def _even(size: int, part: int) -> int:
+    return size // part * part or size
 
 
 def multiples(options: list[int], least: int) -> list[int]:

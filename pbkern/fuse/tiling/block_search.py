@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -361,10 +361,7 @@ def search(
     root = outputs[0]
     least, roles, grain = _roles(eqns, root, machine)
     while True:
-        options, target = options_of(
-            root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain
-        )
-        options = [multiples(option, least.get(axis, 1)) for axis, option in enumerate(options)]
+        options, target = _options(root, least, roles, machine, grain)
         try:
             best = _descend(at, options, target)
             if (
@@ -373,6 +370,10 @@ def search(
                 or best.cost.scratch > machine.scratch_bytes
             ):
                 best = _better(best, _descend(at, options, _squarish(options, target)))
+            side = machine.sizes.turned_side
+            if best is not None and side and not roles and _is_turned(best):
+                planes, _ = _options(root, least, roles, machine, grain, cuts_planes=True)
+                best = _better(best, _descend(at, planes, _turned_blocks(best, side)))
             if best is not None and best.online is not None:
                 best = _better(best, _descend(stored, options, target))
             best = best or _equal_cuts(at, options, root.aval.shape, least)
@@ -384,6 +385,22 @@ def search(
                 "a heavy value would be computed several times, or one program would need too much memory"
             )
         return best
+
+
+def _options(
+    root: jex.Var,
+    least: _Least,
+    roles: Mapping[int, str],
+    machine: CostModel,
+    grain: int,
+    cuts_planes: bool = False,
+) -> tuple[list[list[int]], list[int]]:
+    """See options_of; blocks are multiples of the least."""
+    shape = array_aval(root).shape
+    options, target = options_of(
+        shape, least.whole(shape), roles, machine.sizes, grain, cuts_planes
+    )
+    return [multiples(option, least.get(axis, 1)) for axis, option in enumerate(options)], target
 
 
 def _equal_cuts(
@@ -409,12 +426,10 @@ def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     """
     outputs = [var for var, _ in found.outputs]
     root = outputs[0]
-    shape = array_aval(root).shape
     least, roles, grain = _roles(eqns, root, machine)
     if not {"row", "column"} <= set(roles.values()) or found.online is not None:
         return None
-    options, target = options_of(shape, least.whole(shape), roles, machine.sizes, grain)
-    options = [multiples(option, least.get(axis, 1)) for axis, option in enumerate(options)]
+    options, target = _options(root, least, roles, machine, grain)
     start = [TALL.get(roles.get(axis, ""), size) for axis, size in enumerate(target)]
     try:
         tall = _descend(lambda blocks: schedule_at(eqns, outputs, blocks, machine), options, start)
@@ -431,6 +446,29 @@ def _squarish(options: list[list[int]], target: Sequence[int]) -> list[int]:
         min(SQUARE_SIDE, options[axis][-1]) if axis in free else size
         for axis, size in enumerate(target)
     ]
+
+
+def _is_turned(schedule: Schedule) -> bool:
+    """Whether the parts of an operand's rows that programs read follow a dimension of the root that is not along its rows."""
+    _, access = schedule.outputs[0]
+    outer = {symbol for span in access[:-1] for symbol in span.start.symbols}
+    return any(hull and hull[-1].start.symbols & outer for _, hull in schedule.requests.inputs)
+
+
+def _turned_blocks(schedule: Schedule, side: int) -> list[int]:
+    """Root blocks of `side` elements along its own rows and along those of its operands."""
+    root, access = schedule.outputs[0]
+    moved = {
+        symbol for _, hull in schedule.requests.inputs if hull for symbol in hull[-1].start.symbols
+    }
+    blocks, run = [1] * len(access), 1
+    for dim in reversed(range(len(access))):
+        if access[dim].start.symbols & moved:
+            blocks[dim] = side
+        else:
+            blocks[dim] = -(-side // run)
+        run *= min(blocks[dim], array_aval(root).shape[dim])
+    return blocks
 
 
 def _better(schedule: Schedule | None, rival: Schedule | None) -> Schedule | None:
@@ -481,13 +519,9 @@ def alternatives(
     `outputs` as in Schedule.outputs. From the cheapest schedule seen so far, each dimension goes
     one option up and down.
     """
-    shape = outputs[0].aval.shape
     least, roles, grain = _roles(eqns, outputs[0], machine)
-    options, _ = options_of(shape, least.whole(shape), roles, machine.sizes, grain)
-    options = [
-        sorted({*multiples(option, least.get(axis, 1)), block})
-        for axis, (option, block) in enumerate(zip(options, blocks))
-    ]
+    options, _ = _options(outputs[0], least, roles, machine, grain)
+    options = [sorted({*option, block}) for option, block in zip(options, blocks)]
     start = tuple(option.index(block) for option, block in zip(options, blocks))
     known: dict[tuple[int, ...], Schedule] = {}
     waiting, seen = [(0.0, start)], {start}

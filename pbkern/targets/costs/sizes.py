@@ -21,4 +21,9 @@ SIZES = Sizes(
     short_row_bytes=1 << 14,
     split_result_bytes=1 << 17,
     split_operand_bytes=1 << 20,
+    busy_programs=2,
+    fewest_chunks=8,
+    shortest_chunk=32,
+    turned_side=0,
+    even_part=1,
 )

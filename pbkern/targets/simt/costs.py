@@ -9,9 +9,12 @@ they overwrite.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from pbkern.fuse.cost.roofline import Spread, Terms
+from pbkern.fuse.cost.sizes import Sizes
 from pbkern.targets.costs.model import UNBALANCED, MachineCosts
+from pbkern.targets.costs.sizes import SIZES
 
 from .machine import IN_FLIGHT_BYTES, RESIDENT_BLOCKS
 
@@ -19,9 +22,16 @@ from .machine import IN_FLIGHT_BYTES, RESIDENT_BLOCKS
 # 99 of 128. Source: CUDA C++ Programming Guide, technical specifications.
 SHARED_SHARE = 0.8
 
+# Rows of 512 bytes are a warp's widest loads. Blocks of 64 x 64 elements are turned in 16 KB of shared memory.
+THREAD_SIZES = replace(SIZES, far_row_bytes=512, busy_programs=1, turned_side=64, even_part=32)
+
 
 class ThreadCosts(MachineCosts):
     """`l2_bytes`: a block's share of a multiprocessor's memory."""
+
+    @property
+    def sizes(self) -> Sizes:
+        return THREAD_SIZES
 
     @property
     def near_bytes(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from pbkern.lower.build_options import BuildOptions, SortScratch
 
 from .device import NVIDIA, VendorCode
+from .schedule.policy import ThreadPolicy
 
 # Lines of up to this many elements are sorted by one thread each, without other memory.
 LONGEST_THREAD_LINE = 32
@@ -51,3 +52,18 @@ class ThreadOptions(BuildOptions):
     barriers: bool = True
     profile_space: int = 0
     profile_dir: str = ""
+
+    @property
+    def copy_bytes(self) -> int:
+        """Shared memory that copies of one block take, so that others fit beside it."""
+        return min(self.device.declared_bytes, self.shared_bytes // 4)
+
+    @property
+    def policy(self) -> ThreadPolicy:
+        """Answers to passes for every target."""
+        return ThreadPolicy(
+            near_bytes=self.copy_bytes,
+            threads=self.threads,
+            warp=self.device.warp,
+            reassociate=self.contract,
+        )

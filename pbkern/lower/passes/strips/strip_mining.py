@@ -170,16 +170,17 @@ class Chain:
     """Nests of a run that walk one dimension in step.
 
     dims: position in the run -> the nest's name of the dimension; size: its length; axes: where it is in what they write
-    for each other.
+    for each other; stays: whether that keeps its places, so that it may have several writers and start anywhere.
     """
 
     run: NestRun
     dims: dict[int, str]
     size: int
+    stays: bool = False
     axes: dict[Buf, int] = field(default_factory=dict)
 
     @staticmethod
-    def find(run: NestRun, seeds: dict[int, str]) -> Chain | None:
+    def find(run: NestRun, seeds: dict[int, str], stays: bool = False) -> Chain | None:
         """Follows what nests write from the seeds.
 
         None where some access is not at the very index of the dimension, or reductions of strips
@@ -188,7 +189,7 @@ class Chain:
         sizes = {run[at].dims[seed] for at, seed in seeds.items()}
         if len(sizes) != 1 or any(run[at].ordered for at in seeds):
             return None
-        chain, followed = Chain(run, dict(seeds), sizes.pop()), -1
+        chain, followed = Chain(run, dict(seeds), sizes.pop(), stays), -1
         while followed != len(chain.dims):
             followed = len(chain.dims)
             for at, dim in list(chain.dims.items()):
@@ -212,24 +213,28 @@ class Chain:
 
     def _take(self, buf: Buf, index: tuple, dim: str) -> bool:
         """Takes in every nest that touches `buf`, if each walks it at its own name of the dimension and one writes it."""
-        axis = axis_of(index, dim)
-        if axis is None:
+        walk = walk_of(index, dim)
+        if walk is None or (walk[1] != Affine() and not self.stays):
             return False
-        self.axes[buf], writers = axis, 0
+        axis, writers = walk[0], 0
+        self.axes[buf] = axis
         for at, (other, i, written) in self.run.touching[buf.root]:
             nest = self.run[at]
-            dim = next(iter(i[axis].symbols), "") if other is buf and i[axis] is not None else ""
+            walked = (
+                i[axis].symbols & nest.dims.keys() if other is buf and i[axis] is not None else ()
+            )
+            dim = next(iter(walked), "")
             if (
-                dim not in nest.dims
+                len(walked) != 1
                 or nest.dims[dim] != self.size
                 or nest.ordered
-                or axis_of(i, dim) != axis
+                or walk_of(i, dim) != walk
             ):
                 return False
             if self.dims.setdefault(at, dim) != dim:
                 return False
             writers += written
-        return writers == 1
+        return writers == 1 or self.stays
 
     def groups(self) -> list[list[int] | Nest]:
         """Runs of chain nests that can share a loop: none reads what another reduces."""
@@ -273,12 +278,20 @@ def accesses(nest: Nest) -> Iterator[Access]:
         yield store.buf, store.index, True
 
 
-def axis_of(index: tuple, dim: str) -> int | None:
-    """The one axis that is walked by `dim` alone, step by step from 0."""
+def walk_of(index: tuple, dim: str) -> tuple[int, Affine] | None:
+    """(the one axis that is walked by `dim` step by step, where it starts); None if there is no such axis."""
     axes = [
         k for k, position in enumerate(index) if position is not None and dim in position.symbols
     ]
-    return axes[0] if len(axes) == 1 and index[axes[0]] == Affine.symbol(dim) else None
+    if len(axes) != 1 or index[axes[0]].coefficient(dim) != 1:
+        return None
+    return axes[0], index[axes[0]] - Affine.symbol(dim)
+
+
+def axis_of(index: tuple, dim: str) -> int | None:
+    """The one axis that is walked by `dim` alone, step by step from 0."""
+    walk = walk_of(index, dim)
+    return walk[0] if walk is not None and walk[1] == Affine() else None
 
 
 # ---------------------------------------------------------------- the loops

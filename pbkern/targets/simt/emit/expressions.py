@@ -46,6 +46,7 @@ class SimtWalk:
       beside: points of a thread that lie side by side, whose loads and stores are whole vectors;
         along: their dimension.
       terms: reductions at each of a thread's neighbours; empty: those of the nest.
+      term_stores: stores at each of these, one after the other.
     """
 
     nest: Nest
@@ -55,6 +56,7 @@ class SimtWalk:
     beside: int = 1
     along: str = ""
     terms: list[Sequence[Reduction]] = field(default_factory=list)
+    term_stores: list[Store] = field(default_factory=list)
     memo: dict[tuple, bool] = field(default_factory=dict)
 
 

@@ -44,7 +44,7 @@ class SimtNestEmitter(Expressions):
             if tile.beside:
                 walk.beside, walk.along = tile.count, tile.dim
         if mapping.beside:
-            walk.terms = terms_beside(nest, *mapping.beside, self.context)
+            walk.terms, walk.term_stores = terms_beside(nest, *mapping.beside, self.context)
         if mapping.alone:
             first = self.text.put(
                 top, "arith.cmpi", (THREAD, self.text.index(0)), "index", " eq, %s, %s"
@@ -200,11 +200,12 @@ class SimtNestEmitter(Expressions):
     def _writes(
         self, walk: SimtWalk, block: Block, *, inner: bool, also: str | None = None
     ) -> None:
-        mine = [store for store in walk.nest.stores if store.inner == inner]
-        each = len(walk.nest.stores) // walk.beside
+        stores = walk.term_stores if inner and walk.terms else walk.nest.stores
+        mine = [store for store in stores if store.inner == inner]
+        each = len(mine) // walk.beside
         if walk.beside > 1 and mine and also is None and all(x.mask is None for x in mine):
             for n in range(each):
-                group = walk.nest.stores[n::each]
+                group = mine[n::each]
                 if self.placement.is_private(group[0].buf):
                     for x in group:
                         self.write(walk, block, x)

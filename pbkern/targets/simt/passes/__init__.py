@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from pbkern.core.passes import Pass
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.ir import Stmt, with_nests
+from pbkern.lower.passes.mask_versioning import VersionMasks
+from pbkern.lower.passes.stage_inlining import InlineStages
+from pbkern.lower.passes.strips.masked_strips import SkipMaskedStrips
+from pbkern.lower.passes.strips.running_maximum import RunningMaximum
 from pbkern.lower.passes.unswitching import Unswitch
 from pbkern.targets.simt.options import ThreadOptions
 
+from .costly_values import StoreCostlyValues
 from .staging import StageInSharedMemory
 from .strips import CutIntoStrips
 
@@ -21,7 +27,21 @@ def _join(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return with_nests(stmts, lambda nest: [collapse(nest, context.pool, context.aliases)])
 
 
+_reassociates = attrgetter("options.contract")
+
 THREAD_PASSES = (
+    Pass(
+        "skip masked strips",
+        SkipMaskedStrips(),
+        "strips of keys that a mask hides are not computed",
+        when=_reassociates,
+    ),
+    Pass(
+        "inline stages",
+        InlineStages(),
+        "what is summed over a few elements needs no memory between",
+        when=_reassociates,
+    ),
     Pass(
         "unswitch",
         Unswitch(),
@@ -33,9 +53,25 @@ THREAD_PASSES = (
         "what nests read again fits shared memory a few rows at a time",
     ),
     Pass(
+        "running maximum",
+        RunningMaximum(fewest_strips=4, first_part=8),
+        "rows of a softmax that shared memory does not hold are read once",
+        when=_reassociates,
+    ),
+    Pass(
         "stage in shared memory",
         StageInSharedMemory(),
         "what is read again, or across rows, is loaded once, along rows",
+    ),
+    Pass(
+        "store costly values",
+        StoreCostlyValues(),
+        "what is computed of a staged element is not computed again",
+    ),
+    Pass(
+        "version masks",
+        VersionMasks(),
+        "most programs need no mask; behind staging, for which readers stand side by side",
     ),
     Pass(
         "join dimensions", _join, "rows that follow one another in memory are one, of whole vectors"

@@ -10,7 +10,7 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.edit.stage import Box
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt, nodes
 from pbkern.targets.simt.options import ThreadOptions
-from pbkern.targets.simt.schedule.threads import along_lanes, map_to_threads
+from pbkern.targets.simt.schedule.threads import lane_dimension
 
 
 @dataclass
@@ -19,8 +19,8 @@ class BoxRegion:
 
     Attributes:
       readers: positions of the statements. reads: of elements, by all of them together.
-      guard: whether some place may lie outside of the array. turned: whether neighbouring threads
-        read across rows.
+      guard: whether some place may lie outside of the array. across: whether neighbouring threads
+        read elements that are no neighbours.
       uniform: whether all threads of a warp read one element at a time.
     """
 
@@ -29,12 +29,17 @@ class BoxRegion:
     readers: list[int] = field(default_factory=list)
     reads: int = 0
     guard: bool = False
-    turned: bool = False
+    across: bool = False
     uniform: bool = True
 
     @property
     def size(self) -> int:
         return math.prod(self.box.shape)
+
+    @property
+    def turned(self) -> bool:
+        """Whether neighbouring threads read across rows."""
+        return self.across and self.box.shape[-1] > 1
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +57,9 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
     for at, stmt in enumerate(stmts):
         if not isinstance(stmt, Nest) or stmt.moves() or not all(stmt.dims.values()):
             continue
-        lane = lane_dimension(stmt, options)
+        mapping = options.policy.mapping(stmt)
+        lane = lane_dimension(stmt, mapping)
+        gaps = mapping.team < options.device.warp and stmt.dims.get(lane, 0) % mapping.team > 0
         often = {id(node) for node in nodes(terms(stmt))}
         for load in staged_loads(stmt, written):
             buf, index, guard = load.buf, load.index, load.guard
@@ -66,8 +73,9 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
                 if id(load) in often or dim not in stmt.rdims
             )
             region.guard |= guard
-            region.turned |= _is_turned(load, stmt, lane)
-            region.uniform &= flat_coefficient(buf, index, lane) == 0
+            step = abs(flat_coefficient(buf, index, lane))
+            region.across |= step > 1 or (gaps and step == 1)
+            region.uniform &= step == 0
     return list(found.values())
 
 
@@ -96,26 +104,6 @@ def staged_loads(nest: Nest, written: set[Buf]) -> Iterator[Load]:
                 and buf.dtype.itemsize
             ):
                 yield load
-
-
-def lane_dimension(nest: Nest, options: ThreadOptions) -> str:
-    """The dimension along which neighbouring threads go; "" if there is none."""
-    mapping = map_to_threads(nest, options.threads, options.device.warp, options.contract)
-    free = {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims}
-    dims = {rdim: nest.dims[rdim] for rdim in nest.rdims} if mapping.team > 1 else free
-    order = along_lanes(nest, dims)
-    return list(order)[-1] if order and not mapping.alone else ""
-
-
-def _is_turned(expr: Load, nest: Nest, lane: str) -> bool:
-    buf, index = expr.access
-    step = abs(flat_coefficient(buf, index, lane))
-    beside = any(
-        abs(flat_coefficient(buf, index, dim)) == 1 and size > 1
-        for dim, size in nest.dims.items()
-        if dim != lane
-    )
-    return step > 1 and beside and nest.dims.get(lane, 1) > 1
 
 
 def is_contraction(nest: Nest) -> bool:

@@ -45,15 +45,14 @@ class Stage:
 
     Attributes:
       limits: which copies are wanted.
-      written: arrays that some statement stores to. usual, most: bytes that copies take at a time:
-        such that other blocks fit beside this one, and at most. made: copies.
+      written: arrays that some statement stores to. usual: bytes that copies take at a time, such
+        that other blocks fit beside this one. made: copies.
     """
 
     context: NestContext[ThreadOptions]
     limits: StageLimits
     written: set[Buf]
     usual: int
-    most: int
     made: list[Nest] = field(default_factory=list)
 
     @classmethod
@@ -66,14 +65,9 @@ class Stage:
             for buf in effects.touched(list(stmts)) | set(context.kept)
             if buf.arena
         )
-        most = max(options.shared_bytes - held - limits.reserved_bytes, 0)
-        return cls(
-            context,
-            limits,
-            effects.written(list(stmts)),
-            min(options.device.declared_bytes, options.shared_bytes // 4, most),
-            most,
-        )
+        room = max(options.shared_bytes - held - limits.reserved_bytes, 0)
+        usual = min(options.copy_bytes, room)
+        return cls(context, limits, effects.written(list(stmts)), usual)
 
     def wanted(self, stmts: Sequence[Stmt]) -> list[BoxRegion]:
         """Regions that are worth a copy, most first."""

@@ -18,11 +18,12 @@ from pbkern.core.passes import threshold
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.part import part
-from pbkern.lower.nest.ir import Buf, For, Nest, Stmt, with_bodies
-from pbkern.lower.passes.strips.strip_mining import Access, accesses, even_part
+from pbkern.lower.nest.ir import For, Nest, Stmt, with_bodies
+from pbkern.lower.passes.strips.strip_mining import Chain, NestRun, accesses, even_part
 from pbkern.targets.simt.options import ThreadOptions
+from pbkern.targets.simt.schedule.threads import is_parallel
 
-from .regions import BoxRegion, is_contraction, lane_dimension
+from .regions import BoxRegion, is_contraction
 from .staging import Stage, StageLimits
 
 
@@ -84,41 +85,21 @@ def _cut_for(
 
 def in_step(run: Sequence[Nest], first: str) -> dict[int, str] | None:
     """Position -> dimension that all nests of a run walk in step with dimension `first` of the first; None if they do not."""
-    size, dims = run[0].dims[first], {0: first}
-    touching: dict[Buf, list[tuple[int, Access]]] = {}
-    for at, nest in enumerate(run):
-        for access in accesses(nest):
-            touching.setdefault(access[0].root, []).append((at, access))
-    written = {b for b, found in touching.items() if any(stored for _, (_, _, stored) in found)}
-    for at, nest in enumerate(run):
-        if at not in dims:
-            dim = _dimension_of(nest, at, dims, touching, written, run) or _along_reads(
-                nest, run[0], first
-            )
-            if dim is None or nest.dims.get(dim) != size or dim in nest.rdims:
-                return None
-            dims[at] = dim
-    for buf in written:  # every strip touches its own part
-        axes = {_place(touch, dims[at]) for at, touch in touching[buf]}
-        if len(axes) != 1 or None in axes or len({id(touch[0]) for _, touch in touching[buf]}) > 1:
+    nests, seeds = NestRun(run), {0: first}
+    while True:
+        chain = Chain.find(nests, seeds, stays=True)
+        if chain is None or any(
+            dim in run[at].rdims or not is_parallel(run[at], {dim: chain.size})
+            for at, dim in chain.dims.items()
+        ):
             return None
-    return dims
-
-
-def _dimension_of(
-    nest: Nest, at: int, dims: dict[int, str], touching: dict, written: set[Buf], run
-) -> str | None:
-    """Finds the dimension by what earlier nests wrote or this one writes over: the dimension at the same axis."""
-    for buf in written:
-        mine = [a for k, a in touching[buf] if k == at]
-        for k, access in touching[buf]:
-            place = _place(access, dims[k]) if k in dims else None
-            if place is None or not mine or mine[0][1][place[0]] is None:
-                continue
-            names = mine[0][1][place[0]].symbols & nest.dims.keys()
-            if len(names) == 1:
-                return next(iter(names))
-    return None
+        if len(chain.dims) == len(run):
+            return chain.dims
+        at = min(set(range(len(run))) - chain.dims.keys())
+        dim = _along_reads(run[at], run[0], first)
+        if dim is None or run[at].dims[dim] != chain.size:
+            return None
+        seeds[at] = dim
 
 
 def _along_reads(nest: Nest, first: Nest, dim: str) -> str | None:
@@ -137,18 +118,10 @@ def _along_reads(nest: Nest, first: Nest, dim: str) -> str | None:
     return None
 
 
-def _place(access: Access, dim: str) -> tuple[int, Affine] | None:
-    """(the one axis along which an access goes with `dim`, one by one; where it starts), None if there is no such axis."""
-    axes = [k for k, i in enumerate(access[1]) if i is not None and dim in i.symbols]
-    if len(axes) != 1 or access[1][axes[0]].coefficient(dim) != 1:
-        return None
-    return axes[0], access[1][axes[0]] - Affine.symbol(dim)
-
-
 def _length(
     run: Sequence[Nest], dims: dict[int, str], region: BoxRegion, stage: Stage, turned_rows: int
 ) -> int:
-    """Longest strips for which all copies fit; 0 if none does."""
+    """Longest strips for which all copies fit, or of one place where that alone does not fit; 0 where strips save nothing."""
 
     def nbytes(length: int) -> int:
         first = [part(n, dims[k], Affine(), length, stage.context.pool) for k, n in enumerate(run)]
@@ -159,10 +132,10 @@ def _length(
     if two <= one and one > stage.usual:
         return 0
     if one > stage.usual:
-        return 1 if one <= stage.most else 0
+        return 1
     length = 1 + (stage.usual - one) // step
     if region.turned and len(run) == 1:
-        lane = lane_dimension(run[0], stage.context.options)
+        lane = stage.context.policy.vector_dimension(run[0])
         length = min(length, turned_rows * (2 if dims[0] == lane else 1))
     return even_part(length, run[0].dims[dims[0]])
 

@@ -36,9 +36,9 @@ from pbkern.lower.nest.ir import (
     nodes,
     with_bodies,
 )
-from pbkern.targets.simt.options import ThreadOptions
 
-from .threads import ThreadMapping, is_one_to_one, lane_weights, map_to_threads
+from .policy import ThreadPolicy
+from .threads import ThreadMapping, is_one_to_one, lane_weights
 from .tiles import accepts, renamed_points
 
 # Registers of 32 bits that one thread keeps. Of the 128 that it has (nvgpu/compile.py),
@@ -112,8 +112,8 @@ class _RegisterSearch:
     """State of one kernel's search. Nests are known by the id that they come with."""
 
     def __init__(self, nests: KernelNests):
-        assert isinstance(nests.options, ThreadOptions)
-        self.nests, self.options = nests, nests.options
+        self.nests, self.policy = nests, nests.options.policy
+        assert isinstance(self.policy, ThreadPolicy)
         self.context: dict[int, NestContext] = {}
         self.now: dict[int, Nest] = {}  # as they are split
         self.mappings: dict[int, ThreadMapping] = {}
@@ -141,12 +141,7 @@ class _RegisterSearch:
                 self.users.setdefault(buf, {}).setdefault(ends, []).append(stmt)
         if isinstance(stmt, Nest):
             self.now[id(stmt)], self.context[id(stmt)] = stmt, section.context
-            self.mappings[id(stmt)] = self._mapping_of(stmt)
-
-    def _mapping_of(self, nest: Nest) -> ThreadMapping:
-        return map_to_threads(
-            nest, self.options.threads, self.options.device.warp, self.options.contract
-        )
+            self.mappings[id(stmt)] = self.policy.mapping(stmt)
 
     def found(self) -> RegisterValues:
         candidates = [user for user in self.users if user not in self._maybe_unwritten()]
@@ -216,7 +211,7 @@ class _RegisterSearch:
 
     def _for_everyone(self, nest: Nest, mapping: ThreadMapping) -> ThreadMapping:
         """Maps a nest to the whole block together, or to every thread for itself."""
-        if mapping.team == self.options.threads:
+        if mapping.team == self.policy.threads:
             return replace(mapping, everyone=True)
         free, reduced = (
             tuple((x, size) for x, size in nest.dims.items() if (x in nest.rdims) is which)
@@ -230,7 +225,7 @@ class _RegisterSearch:
             return True  # only reads them
         mapping = self.mappings[id(nest)]
         together = (
-            mapping.team == self.options.threads
+            mapping.team == self.policy.threads
             or math.prod(nest.dims[rdim] for rdim in nest.rdims) <= MOST_THREAD_TERMS
         )
         return (
@@ -287,7 +282,7 @@ class _RegisterSearch:
         leaders = fixed or sorted(split, key=lambda key: _work(split[key][0]), reverse=True)
         for leader in leaders:
             nest, names = split[leader]
-            first = self.mappings[leader] if fixed else self._mapping_of(nest)
+            first = self.mappings[leader] if fixed else self.policy.mapping(nest)
             for model in (
                 first,
                 replace(first, tiles=tuple(replace(tile, beside=False) for tile in first.tiles)),
@@ -331,7 +326,7 @@ class _RegisterSearch:
 
         `names`, `mine`: elements between neighbours -> dimension.
         """
-        own = self._mapping_of(nest)
+        own = self.policy.mapping(nest)
         if model.team > 1 or model.alone or own.team > 1 or own.alone or model.everyone:
             return None
         to = {names[name]: mine[name] for name in names}

@@ -128,7 +128,16 @@ def _team(
     row = reduced[along] if weight > _neighbours(nest, free)[1] else 0
     while team < warp and 2 * team <= terms and (2 * team <= row or 2 * team * points <= threads):
         team *= 2
+    if 1 < team < warp and row % team and _is_near(nest):  # threads may as well have a row each
+        while team > 1 and team * points > threads:
+            team //= 2
     return team
+
+
+def _is_near(nest: Nest) -> bool:
+    """Whether all that is reduced is scratch of the block."""
+    terms = Nest({}, reductions=nest.reductions)
+    return all(load.buf.root.arena for load in terms.loads())
 
 
 def _neighbours(nest: Nest, dims: Mapping[str, int]) -> tuple[str, int]:
@@ -169,6 +178,14 @@ def along_lanes(nest: Nest, dims: Mapping[str, int]) -> dict[str, int]:
         return {}
     best = max(dims, key=lambda dim: (dims[dim] > 1, _weight(nest, dim), list(dims).index(dim)))
     return {dim: size for dim, size in dims.items() if dim != best} | {best: dims[best]}
+
+
+def lane_dimension(nest: Nest, mapping: ThreadMapping) -> str:
+    """The dimension along which neighbouring threads go; "" if there is none."""
+    free = {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims}
+    dims = {rdim: nest.dims[rdim] for rdim in nest.rdims} if mapping.team > 1 else free
+    order = along_lanes(nest, dims)
+    return list(order)[-1] if order and not mapping.alone else ""
 
 
 # ---------------------------------------------------------------- do points meet?

@@ -167,16 +167,20 @@ def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Ti
 
 
 def whole_terms(nest: Nest, dim: str) -> int:
-    """Number of neighbours along a reduced dimension that a thread may load as whole vectors; 1 if it may not."""
+    """Number of neighbours along a reduced dimension that a thread may load, and store, as whole vectors; 1 if it may not."""
     terms = nodes([arg for reduction in nest.reductions for arg in reduction.args])
     loads = [term for term in terms if isinstance(term, Load | Gather) and dim in term.symbols]
-    if not loads or nest.ordered or nest.moves() or any(store.inner for store in nest.stores):
+    stores = [store for store in nest.stores if store.inner]
+    if not loads or nest.ordered or nest.moves():
         return 1
     if any(isinstance(load, Gather) or load.guard for load in loads):
         return 1
-    sizes = [load.buf.dtype.itemsize for load in loads]
+    if any(store.guard or store.mask is not None for store in stores):
+        return 1
+    accesses = [(access.buf, access.index) for access in (*loads, *stores)]
+    sizes = [buf.dtype.itemsize for buf, _ in accesses]
     count = WIDEST_LOAD_BYTES // max(sizes) if min(sizes) else 1
-    flats = [flat_index(load.buf, load.index) for load in loads]
+    flats = [flat_index(buf, index) for buf, index in accesses]
     return (
         count
         if nest.dims[dim] % count == 0 and all(_is_along(flat, dim, count) for flat in flats)
@@ -186,12 +190,20 @@ def whole_terms(nest: Nest, dim: str) -> int:
 
 def terms_beside(
     nest: Nest, dim: str, count: int, context: NestContext
-) -> list[Sequence[Reduction]]:
-    """The reductions at each of `count` neighbours; the dimension counts such groups of them."""
-    places = [
-        context.pool.renamer({dim: Affine.symbol(dim, count) + offset}) for offset in range(count)
+) -> tuple[list[Sequence[Reduction]], list[Store]]:
+    """The reductions at each of `count` neighbours, and the stores at one after the other.
+
+    The dimension counts such groups of neighbours.
+    """
+    places = [{dim: Affine.symbol(dim, count) + offset} for offset in range(count)]
+    renames = [context.pool.renamer(place) for place in places]
+    stores = [
+        store.moved(place, rename)
+        for place, rename in zip(places, renames)
+        for store in nest.stores
+        if store.inner
     ]
-    return [[reduction.mapped(at) for reduction in nest.reductions] for at in places]
+    return [[reduction.mapped(at) for reduction in nest.reductions] for at in renames], stores
 
 
 def _is_along(flat: Affine, dim: str, count: int) -> bool:
