@@ -12,18 +12,22 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.nest import effects, interpret
+from pbkern.lower.nest.async_copies import copied
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.accumulate import accumulated_in
 from pbkern.lower.nest.edit.fuse import are_independent, fused
+from pbkern.lower.nest.edit.grow import grown, in_steps, zero_filled
 from pbkern.lower.nest.edit.inline import inlined, stored_at
 from pbkern.lower.nest.edit.part import part
+from pbkern.lower.nest.edit.pipeline import pipelined
 from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.edit.split import split
-from pbkern.lower.nest.edit.stage import Box
+from pbkern.lower.nest.edit.stage import Box, staged
 from pbkern.lower.nest.edit.unroll import may_unroll_reductions, unrolled, unrolled_reductions
 from pbkern.lower.nest.edit.version import settled, versioned
 from pbkern.lower.nest.effects import Effects
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Op, Stmt, Store
+from pbkern.lower.nest.ir import AsyncCopy, Buf, Expr, For, Nest, Op, Stmt, Store, Wait, every
 from pbkern.lower.nest.parse import parse, program_text
 from pbkern.lower.nest.verify import verify
 
@@ -363,6 +367,102 @@ def test_versions_by_a_test(sizes):
     arrays = [effects.read(version) - {case.buffers["%a2"]} for version in versions]
     assert arrays == [{case.buffers["%a0"]}, {case.buffers["%a0"], case.buffers["%a1"]}]
     case.same(*versioned("%s0", test, versions, case.context))
+
+
+@given(SIZES)
+@settings(max_examples=20, deadline=None)
+def test_a_sum_in_a_buffer(sizes):
+    case = Case(PRODUCT, sizes)
+    buf = case.context.new_buffer(sizes[:2], np.float32)
+    zeros, total, last = accumulated_in(case.nest, buf, case.context)
+    assert [bool(nest.reductions) for nest in (zeros, total, last)] == [False, True, False]
+    assert effects.written([zeros, total]) == {buf}
+    case.same(zeros, total, last)
+
+
+@given(st.sampled_from(["elementwise", "product"]), SIZES, st.integers(0, 5), st.integers(0, 9))
+@settings(max_examples=30, deadline=None)
+def test_more_points_store_nothing(name, sizes, rows, columns):
+    case = Case(PROGRAMS[name], sizes)
+    larger = {"i": case.nest.dims["i"] + rows, "j": case.nest.dims["j"] + columns}
+    case.same(grown(case.nest, larger, case.context))
+
+
+@given(SIZES, st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_a_sum_in_steps(sizes, size):
+    case = Case(PRODUCT, sizes)
+    zeros, total, last = accumulated_in(
+        case.nest, case.context.new_buffer(sizes[:2], np.float32), case.context
+    )
+    loop = in_steps(total, "k", size, case.context)
+    assert loop.trips == -(-sizes[2] // size)
+    case.same(zeros, loop, last)
+
+
+@given(SIZES, st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_zeros_for_what_lies_outside(sizes, masked):
+    """What a larger nest reads outside is 0 and not poison; tests that an expression makes itself are not made again."""
+    case = Case(THROUGH_SCRATCH, sizes)
+    larger = {dim: size + 2 for dim, size in case.nest.dims.items()}
+    rows, columns = grown(case.nest, larger, case.context), case.buffers["%t0"].shape[1]
+    value = rows.stores[0].value
+    if masked:
+        inside = case.pool.in_range(Affine.symbol("j"), 0, columns)
+        value = case.context.select(inside, value, case.context.const(0, np.float32))
+    value = zero_filled(value, larger, case.context)
+    assert str(value).count("<= j <") == 1
+    other = case.context.new_buffer(tuple(larger.values()), np.float32)
+    memory = interpret.NestMemory({buf: array.copy() for buf, array in case.inputs.items()})
+    store = Store(other, tuple(map(Affine.symbol, larger)), value)
+    interpret.run([Nest(larger, stores=(store,))], memory, {}, lambda *_: None)
+    want = np.zeros(other.shape)
+    want[:-2, :-2] = 2 * memory.read(case.buffers["%a0"])
+    np.testing.assert_array_equal(memory.read(other), want)
+
+
+def in_stages(case: Case, size: int, stages: int, is_async) -> list[Stmt]:
+    """The product of a case in steps, whose operands are staged and copied ahead."""
+    rows, columns, _ = case.nest.dims.values()
+    sums = case.context.new_buffer((rows, columns), np.float32)
+    zeros, total, last = accumulated_in(case.nest, sums, case.context)
+    loop = in_steps(total, "k", size, case.context)
+    (product,) = loop.body
+    copies = []
+    for arg, dims in zip(product.reductions[0].args, ("ik", "kj")):
+        buf = case.context.new_buffer([product.dims[dim] for dim in dims], np.float32)
+        copy, product = staged(product, arg, buf, dims, case.pool)
+        copies.append(copy)
+    loop = For(loop.counter, loop.trips, (*copies, product))
+    if not stages:
+        return [zeros, loop, last]
+    return [zeros, *pipelined(loop, stages, copies, is_async, case.context), last]
+
+
+@given(SIZES, st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_operands_that_are_staged(sizes, size):
+    case = Case(PRODUCT, sizes)
+    case.same(*in_stages(case, size, 0, None))
+
+
+@given(SIZES, st.integers(1, 4), st.integers(2, 4), st.lists(st.booleans(), min_size=2, max_size=2))
+@settings(max_examples=60, deadline=None)
+def test_copies_that_run_ahead(sizes, size, stages, by_device):
+    """Some copies are the device's, some the threads': each ends as late as the program allows."""
+    case = Case(PRODUCT, sizes)
+    operands = [case.buffers["%a0"], case.buffers["%a1"]]
+
+    def is_async(copy: Nest) -> bool:
+        assert copied(copy) is not None
+        return by_device[operands.index(copy.loads()[0].buf)]
+
+    statements = in_stages(case, size, stages, is_async)
+    kinds = [type(stmt) for stmt in every(statements)]
+    assert (AsyncCopy in kinds) == any(by_device)
+    assert kinds.count(Wait) == 2 * any(by_device)
+    case.same(*statements)
 
 
 def test_effects_say_what_may_change_places():
