@@ -359,9 +359,17 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
             build.fused.explanation, build.fused.jaxpr, name, native
         )
         found = dataclasses.replace(found, verbose=verbose)
+        reported = {kernel.name for kernel in found.kernels}
+        target = get_target(options.target)
+        found = found.with_instructions(
+            {
+                kernel.name: target.product_instructions(kernel, options)
+                for kernel in build.fused.kernels()
+                if kernel.name in reported
+            }
+        )
         if not measure:
             return found
-        reported = {kernel.name for kernel in found.kernels}
         return found.with_times(
             {
                 kernel.name: kernel_seconds(kernel, options)

@@ -329,7 +329,11 @@ class _Building:
         bounds = self._bounds()
         ragged = edge_variants.ragged_dimensions(blocks, bounds, kernel)
         crossing: tuple[Extent, ...] = ()
-        if ragged:
+        if self.options.one_case:
+            ragged = ()
+            guarded = not all(block.is_in_bounds(bounds) for block in blocks)
+            variants = [EdgeVariant(bounds, guarded)]
+        elif ragged:
             variants = edge_variants.variants(ragged, blocks, bounds, kernel)
         else:
             states = {block: block.is_in_bounds(bounds) for block in blocks}

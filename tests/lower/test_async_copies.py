@@ -154,6 +154,9 @@ WRONG = {
         [(T3 + " 1x1", T3 + " 2x1")],
         "threads do not hold %t3"),
     "operands in the other order": ([("%t0[i, k], %t1[k, j]", "%t1[k, j], %t0[i, k]")], "the first operand has no columns"),
+    "a second operand in registers": (
+        [("%t1: bfloat16[16,8] scratch shared", "%t1: bfloat16[16,8] scratch registers by mma.m16n8k16.bf16 1x1")],
+        "the second operand is in registers"),
     "a reduction of rows": (  # the dimensions' order says which are rows
         [("nest [i<16, j<8*]", "nest [j<8*, i<16]")],
         "its dimensions are rows and columns"),

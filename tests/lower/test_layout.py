@@ -296,12 +296,18 @@ def test_bank_conflicts_are_those_that_one_counts(vectors):
     assert layout.bank_ways(4) == np.bincount(words % 32).max()
 
 
-def test_sums_of_one_product_are_the_rows_of_the_next():
-    """Attention: lanes hold of Q K^T what the next product takes of its first operand."""
-    tiling = Tiling(MMA_BF16, (4, 1))
+@pytest.mark.parametrize("row", [MMA_BF16, MMA_TF32], ids=lambda row: row.name)
+def test_sums_of_one_product_are_the_rows_of_the_next(row):
+    """Attention: lanes hold of Q K^T what the next product takes of its first operand, if that has the sums' fragments."""
+    tiling = Tiling(row, (4, 1))
     sums, first = tiling.sums(64, 64), tiling.first(64, 64)
-    conversion = sums.converted(first)
-    at = sums.names
-    for lane, warp in itertools.product(range(32), range(4)):
-        held = dict(zip(at, conversion.place(lane=lane, warp=warp)))
-        assert (held["lane"], held["warp"]) == (lane, warp)
+    registers = tiling.held_first(64, 64)
+    if row is MMA_TF32:  # whose lanes hold neighbours of sums, and every fourth of an operand's row
+        assert registers is None
+        return
+    for step, register, lane, warp in itertools.product(range(4), range(8), (0, 5, 31), range(4)):
+        here = sums.place(register=registers[step][register], lane=lane, warp=warp)
+        assert here == first.place(register=register, lane=lane, warp=warp, step=step)
+    assert Tiling(row, (2, 2)).held_first(64, 64) is None, (
+        "warps side by side hold columns of their own"
+    )

@@ -42,7 +42,9 @@ def test_memory_of_a_call():
 
 def test_nests_after_each_pass():
     f = pbkern.jit(lambda x: x.T * 2, compile_options=GPU)
-    before, after = (f.as_text(X, stage=f"nests:{p.name}") for p in THREAD_PASSES[1:3])
+    passes = [p.name for p in THREAD_PASSES]
+    stage = passes.index("stage in shared memory")
+    before, after = (f.as_text(X, stage=f"nests:{name}") for name in passes[stage - 1 : stage + 1])
     assert before.count("nest [") == 1
     assert after.count("nest [") == 2
 

@@ -70,7 +70,8 @@ class Buf:
     """A contiguous array: a kernel operand (`arena` False) or scratch of one task (`arena` True).
 
     space: memory of scratch, one of SPACES; "" where the target decides.
-    layout: of shared memory, where elements lie if not in order; of registers, which threads hold them.
+    layout: of shared memory, where elements lie if not in order; of registers, which threads hold them,
+      if not those that compute the points at which they are touched.
     circular: the first axis counts stages, and places along it are taken modulo its size.
     """
 

@@ -16,6 +16,7 @@ from .ir import (
     Gather,
     If,
     Let,
+    Load,
     Nest,
     Prefetch,
     Stmt,
@@ -129,6 +130,16 @@ def _verify_tiling(nest: Nest, by: Tiling) -> None:
     operands = nodes([arg for product in products for arg in product.args])
     accesses = [(load.buf, load.index) for load in nest.loads() if load not in operands]
     accesses += [(store.buf, store.index) for store in nest.stores]
+    if products and not wrong:
+        first, second = products[0].args
+        if isinstance(first, Load) and first.buf.space == "registers":
+            order = by.held_first(shape[0], shape[2])
+            if first.buf.layout != by or order is None:
+                wrong = "its lanes do not hold the first operand as the instruction takes it"
+        if any(
+            isinstance(node, Load) and node.buf.space == "registers" for node in nodes([second])
+        ):
+            wrong = "the second operand is in registers"
     for buf, index in accesses if not wrong else ():
         if buf.space == "registers" and (buf.layout != by or index not in ways):
             wrong = f"its threads do not hold {buf.name} at {', '.join(map(str, index))}"

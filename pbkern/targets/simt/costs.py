@@ -9,19 +9,35 @@ they overwrite.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from pbkern.fuse.cost.roofline import Spread, Terms
+from pbkern.fuse.cost.sizes import Sizes
 from pbkern.targets.costs.model import UNBALANCED, MachineCosts
+from pbkern.targets.costs.sizes import SIZES
 
 from .machine import IN_FLIGHT_BYTES, RESIDENT_BLOCKS
 
 # The part of a multiprocessor's own memory that shared memory may take: 227 of 256 KB, 163 of 192,
 # 99 of 128. Source: CUDA C++ Programming Guide, technical specifications.
 SHARED_SHARE = 0.8
+# The sums of 128 x 128 fill half of the registers of 256 threads; tiles below 64 read each operand
+# too often.
+MATRIX_SIZES = replace(
+    SIZES,
+    matrix_types=frozenset(("bfloat16", "float16", "int8")),
+    matrix_tiles=(64, 128),
+)
 
 
 class ThreadCosts(MachineCosts):
     """`l2_bytes`: a block's share of a multiprocessor's memory."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """Machines with matrix instructions have a higher rate for float16."""
+        has_matrices = self.flops("float16") > self.flops("float32")
+        return MATRIX_SIZES if has_matrices else SIZES
 
     @property
     def near_bytes(self) -> int:

@@ -70,16 +70,15 @@ def in_steps(nest: Nest, dim: str, size: int, context: Any) -> For:
     return For(counter, trips, (replace(part, reductions=reductions),))
 
 
-def zero_filled(expr: Expr, dims: Mapping[str, int], context: Any) -> Expr:
+def zero_filled(expr: Expr, ranges: Mapping[str, tuple[int, int]], context: Any) -> Expr:
     """The expression with zeros in place of what guarded loads find outside of their buffers.
 
         a[i, k]?  with k<32 of an array of 8 x 40      ->      (a[i, k]? if (0 <= i < 8) else 0.0)
 
-    `dims`: the range of symbols that it is asked for, as are those of `context.bounds`. Tests that the expression makes
-    itself are not made again.
+    `ranges`: smallest and largest value of symbols at which the expression is asked for. Tests that it makes itself are not
+    made again.
     """
     given = {node.args[0] for node in _selects(expr) if isinstance(node.args[0], InRange)}
-    ranges = {dim: (0, size - 1) for dim, size in dims.items()} | context.bounds
 
     def may_be_outside(place: Affine, size: int) -> bool:
         low = high = place.const

@@ -37,11 +37,15 @@ def pipelined(
                                                  wait 0
 
     `copies`: statements of the loop's body, of one store each. Threads make those that are not async: they load into
-    scratch of their own where the others begin, and store it behind what the step computes.
+    registers where the others begin, and store it behind what the step computes.
+
+    A loop of no more steps than stages makes all copies before it, and waits once.
 
     Legal where the rest of the body reads what the copies store in the same step, nothing else touches their buffers,
     nothing in the loop stores to what they read, and what they read for steps behind the last one is masked.
     """
+    is_short = isinstance(loop.trips, int) and loop.trips <= stages
+    stages = int(loop.trips) if is_short else stages
     rings = {
         copy.stores[0].buf: replace(
             copy.stores[0].buf, shape=(stages, *copy.stores[0].buf.shape), circular=True
@@ -71,6 +75,9 @@ def pipelined(
         behind.append(store)
     others = [stmt for stmt in loop.body if stmt not in copies]
     rest = relocated(others, rings.get, pool, lambda _, index: (now, *index))
+    if is_short:
+        waits = [Wait(0)] if late else []
+        return [For(first, stages, tuple(before)), *waits, replace(loop, body=tuple(rest))]
     return [
         For(first, stages - 1, tuple(before)),
         For(loop.counter, loop.trips, (*begin, *rest, *behind)),
@@ -82,7 +89,8 @@ def _in_two(copy: Nest, context: Any) -> tuple[Nest, Nest]:
     """(the nest that loads what a copy stores, the nest that stores it)."""
     (store,) = copy.stores
     index = tuple(map(Affine.symbol, copy.dims))
-    buf: Buf = context.new_buffer(tuple(copy.dims.values()), store.buf.dtype)
+    scratch = context.new_buffer(tuple(copy.dims.values()), store.buf.dtype)
+    buf: Buf = replace(scratch, space="registers")
     loaded = replace(store, value=context.pool.load(buf.dtype, buf, index))
     return (
         replace(copy, stores=(Store(buf, index, store.value),)),

@@ -90,3 +90,27 @@ class Tiling:
         registers = tuple(vector for vector in layout.vectors("register") if any(vector))
         inputs = dict(layout.inputs) | {"register": registers}
         return Layout(tuple(inputs.items()), 1)
+
+    @functools.cache  # noqa: B019
+    def held_first(self, rows: int, depth: int) -> list[list[int]] | None:
+        """Sums of one product as the first operand of the next: per step along the depth, which registers of the sums it takes.
+
+        None where lanes would have to exchange them.
+        """
+        sums = self.sums(rows, depth)
+        conversion = sums.converted(self.first(rows, depth))
+        for name, vectors in conversion.inputs:
+            own = (
+                sums.names.index(name) if name in ("lane", "warp") else sums.names.index("register")
+            )
+            others = [vector[:own] + vector[own + 1 :] for vector in vectors]
+            stay = [1 << bit for bit in range(len(vectors))]
+            moved = name in ("lane", "warp") and [vector[own] for vector in vectors] != stay
+            if moved or any(map(any, others)):
+                return None
+        registers, steps_ = (self.first(rows, depth).size(name) for name in ("register", "step"))
+        own = sums.names.index("register")
+        return [
+            [conversion.place(register=register, step=step)[own] for register in range(registers)]
+            for step in range(steps_)
+        ]

@@ -52,6 +52,8 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
     for at, stmt in enumerate(stmts):
         if not isinstance(stmt, Nest) or stmt.moves() or not all(stmt.dims.values()):
             continue
+        if is_tiled(stmt):
+            continue
         lane = lane_dimension(stmt, options)
         often = {id(node) for node in nodes(terms(stmt))}
         for load in staged_loads(stmt, written):
@@ -69,6 +71,11 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
             region.turned |= _is_turned(load, stmt, lane)
             region.uniform &= flat_coefficient(buf, index, lane) == 0
     return list(found.values())
+
+
+def is_tiled(nest: Nest) -> bool:
+    """Whether a matrix instruction computes it, or it stores to that instruction's tiles: its dimensions stay."""
+    return nest.by is not None or any(store.buf.space for store in nest.stores)
 
 
 def terms(nest: Nest) -> list[Expr]:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 
 import ml_dtypes
 import numpy as np
+from jax.extend import core as jex
 
+from pbkern.core.jaxprs import equations
 from pbkern.lower.mlir.operation import Emit, places
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.layout import Layout, Vector
@@ -99,3 +101,16 @@ MMA_S8 = _row("mma.m16n8k32.s8", "s8", INT8, INT32, "i32", "i32")
 MATRIX_INSTRUCTIONS: dict[str, ProductInstruction] = {
     row.name: row for row in (MMA_F16, MMA_BF16, MMA_TF32, MMA_S8)
 }
+
+
+def multiplied_matrices(jaxpr: jex.Jaxpr) -> int:
+    """Elements of the largest product in a body whose types some row has; 0 where none is as large as one instruction's."""
+    rows = {row.operands: row.shape for row in MATRIX_INSTRUCTIONS.values() if not row.reads}
+    most = 0
+    for equation in equations(jaxpr):
+        if equation.primitive.name == "dot_general":
+            shape = rows.get(tuple(np.dtype(operand.aval.dtype) for operand in equation.invars))
+            size = equation.outvars[0].aval.size
+            if shape and size >= shape[0] * shape[1]:
+                most = max(most, size)
+    return most
