@@ -130,7 +130,11 @@ class _Lowering(ProgramText):
         self.name, self.options = name, options
         nests = registers.nests
         super().__init__(nests)
-        self.text = Text(approx=self.options.approx_math, contract=self.options.contract)
+        self.text = Text(
+            approx=self.options.approx_math,
+            contract=self.options.contract,
+            math=self.options.device.math,
+        )
         self.mappings = registers.mappings
         self.slots = max(
             (self._slots(stmt) for stmt in self._every() if isinstance(stmt, Nest)), default=0
