@@ -27,7 +27,7 @@ from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.grid import block_shift, edge_variants
 from pbkern.lower.grid.edge_variants import EdgeVariant, Extent
 from pbkern.lower.grid.parallelism import GridDimension, grid_dimensions
-from pbkern.lower.grid.scratch_resets import restarting_dimension
+from pbkern.lower.grid.scratch_resets import is_overwritten_by_each, restarting_dimension
 from pbkern.lower.mlir.element_types import ELEMENTS, SUB_BYTE
 from pbkern.lower.nest import interpret, ir
 from pbkern.lower.nest.conditions.index_tests import Bounds
@@ -439,6 +439,9 @@ class _Building:
             )
         for (context, _), variant in zip(built, variants):
             context.kept = frozenset(scratch)
+            context.fresh = frozenset(
+                buf for n, buf in enumerate(scratch) if is_overwritten_by_each(self.kernel, n)
+            )
             context.bounds.update(variant.bounds)
         return scratch, tuple(
             BodyCase(tuple(stmts), ctx, edge_variant)

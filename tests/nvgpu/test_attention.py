@@ -152,3 +152,25 @@ def test_scratch_that_goes_across_rows_stays_in_memory():
     s = (a.astype(np.float64) @ b.astype(np.float64)).astype(jnp.bfloat16).astype(np.float64)
     for found in (nests.interpret(a, b)[0], simulated(nests, [a, b])[0]):
         np.testing.assert_allclose(found, s.T @ b.astype(np.float64), atol=0.5, rtol=1e-2)
+
+
+def test_attention_that_is_fused_is_one_kernel_without_scratch_in_memory():
+    """Scratch that each program overwrites before it reads it is in registers as well."""
+
+    def attend(q, k, v):
+        s = jnp.einsum("hqd,hkd->hqk", q, k, preferred_element_type=jnp.float32) * 0.125
+        p = jax.nn.softmax(s, -1).astype(q.dtype)
+        return jnp.einsum("hqk,hkd->hqd", p, v, preferred_element_type=jnp.float32).astype(q.dtype)
+
+    types = [jax.ShapeDtypeStruct((16, 1024, 64), jnp.bfloat16)] * 3
+    (kernel,) = pbkern.jit(attend, compile_options={"target": "nvgpu"}).kernels(*types)
+    nests = nests_of(kernel)
+    found = [stmt for stmt in every(nests.cases[0].statements) if isinstance(stmt, Nest)]
+    touched = {access.buf for nest in found for access in (*nest.loads(), *nest.stores)}
+    in_memory = {buf for buf in touched if buf.arena and buf.space != "registers"}
+    assert {(buf.space, buf.dtype.name) for buf in in_memory} == {("shared", "bfloat16")}, (
+        "operands alone"
+    )
+    function = emit(nests, "k")
+    assert function.shared_bytes == (64 * 64 + 2 * 2 * 64 * 64) * 2
+    assert codegen.ptx(codegen.llvm_ir(function), SM_80).count("bar.sync") == 1

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import lax
 
 import pbkern
@@ -170,6 +172,25 @@ def test_products(name):
     np.testing.assert_allclose(result.astype(np.float64), want, rtol=1e-5, atol=case.tolerance)
     if name != "int8 across rows":  # of which no matrix is transposed by ldmatrix
         assert counts.bank_conflicts == 0
+
+
+@given(
+    st.tuples(*[st.integers(1, 150)] * 3),
+    st.tuples(st.booleans(), st.booleans()),
+    st.sampled_from(["float16", "bfloat16"]),
+    st.booleans(),
+    st.sampled_from([2, 4]),
+)
+@settings(max_examples=15, deadline=None)
+def test_nests_of_any_shape(sizes, turned, dtype, pre, warps):
+    """Late copies, masks at all edges, operands either way: the interpreter finds what reads too early, or outside."""
+    m, n, k = sizes
+    case = Product(m, n, k, dtype, block=(64, 64), warps=warps, turned=turned, pre=pre)
+    kernel = case.kernel()
+    arrays = case.arrays(kernel)
+    np.testing.assert_allclose(
+        nests_of(kernel).interpret(*arrays)[0], case.wanted(*arrays), rtol=1e-5, atol=3e-5
+    )
 
 
 def test_a_step_has_one_barrier():

@@ -49,7 +49,7 @@ class NvgpuBackend(ThreadBackend):
             ),
             "lowering_semantics": (
                 params.lowering_semantics != "Lane",
-                "this target has no code for tensor cores yet",
+                "this target has no code for groups of warps yet",
             ),
         }
         return {field: why for field, (is_asked, why) in asked.items() if is_asked}

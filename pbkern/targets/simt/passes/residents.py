@@ -114,7 +114,7 @@ def _found(stmts: Sequence[Stmt], context: Context, most_words: int) -> Resident
         for store in nest.stores
         if store.buf.arena and store.buf.storage is None
     }
-    arrays -= others | set(context.kept)
+    arrays -= others | (context.kept - context.fresh)
     while True:
         bad = {
             buf

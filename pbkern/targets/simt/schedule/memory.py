@@ -84,7 +84,7 @@ def place(
         if buf.arena
     }
     every = sorted(
-        (touched | set(nests.scratch)) - slots.keys(),
+        touched - slots.keys(),
         key=lambda buffer: (bool(buffer.space), -scratch.padded_bytes(buffer), buffer.name),
     )
     for count in range(len(every) + 1):
