@@ -221,6 +221,18 @@ def test_tensor_cores_may_be_left_out():
     assert "mma.sync" in g.as_text(a, a, stage="ptx")
 
 
+def test_a_gradient_of_weights_contracts_two_dimensions_as_one():
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((3, 50, width)).astype(jnp.bfloat16) for width in (70, 90))
+    f = pbkern.jit(
+        lambda a, b: jnp.einsum("bsk,bsn->kn", a, b, preferred_element_type=jnp.float32),
+        compile_options={"target": "nvgpu"},
+    )
+    assert "mma.sync" in f.as_text(a, b, stage="ptx")
+    want = np.einsum("bsk,bsn->kn", a.astype(np.float64), b.astype(np.float64))
+    np.testing.assert_allclose(pbkern.simulate(f, a, b).results, want, rtol=1e-5, atol=5e-5)
+
+
 def test_explanations_name_the_instruction():
     def f(a, b):
         return jnp.matmul(a, b, preferred_element_type=jnp.float32)

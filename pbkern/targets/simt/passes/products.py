@@ -11,6 +11,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.edit.inline import recomputed
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Op, Stmt, nodes
@@ -54,6 +55,8 @@ def matrix_product(nest: Nest, context: Context) -> MatrixProduct | None:
     left_out: dict[str, Affine] = dict.fromkeys(single[: max(len(nest.dims) - 3, 0)], Affine())
     sizes = {dim: size for dim, size in nest.dims.items() if dim not in left_out}
     nest = renamed(nest, left_out, sizes, context.pool) if left_out else nest
+    if len(nest.rdims) > 1 and nest.by is None:
+        nest = collapse(nest, context.pool, context.aliases)
     free = [dim for dim in nest.dims if dim not in nest.rdims]
     if len(nest.reductions) != 1 or len(nest.rdims) != 1 or len(free) != 2 or nest.by is not None:
         return None
