@@ -403,9 +403,17 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
             build.fused.explanation, build.fused.jaxpr, name, native
         )
         explanation = dataclasses.replace(explanation, verbose=verbose)
+        reported = {kernel.name for kernel in explanation.kernels}
+        target = get_target(options.target)
+        explanation = explanation.with_instructions(
+            {
+                kernel.name: target.product_instructions(kernel, options)
+                for kernel in build.fused.kernels()
+                if kernel.name in reported
+            }
+        )
         if not measure:
             return explanation
-        reported = {kernel.name for kernel in explanation.kernels}
         return explanation.with_times(
             {
                 kernel.name: kernel_seconds(kernel, options)

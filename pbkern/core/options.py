@@ -57,8 +57,8 @@ class CompileOptions:
         jax.jit.
       execution_backend: "std" | "xla" | "polyblocks", default "polyblocks". For polymage_jit_* only:
         run op by op, under jax.jit, or compiled by pbkern.
-      polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores. No code uses
-        them so far, either way.
+      polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores. Products of
+        float16, bfloat16 and int8 use them on NVIDIA GPUs otherwise; nothing does on AMD GPUs so far.
       device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often
         it is launched. False is refused: programs have no code that loads a kernel again.
       on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs are on the GPU.

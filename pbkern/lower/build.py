@@ -25,7 +25,6 @@ from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.nest.conditions.index_tests import BOOL
 from pbkern.lower.nest.context import NestContext, reports
-from pbkern.lower.nest.draft import NestDraft
 from pbkern.lower.nest.ir import Buf, Expr, Let, Load, Nest, Pool, Reduction, Stmt, Store
 from pbkern.lower.rules import control_flow, ref_effects
 from pbkern.lower.rules.contractions import CONTRACTIONS
@@ -38,6 +37,7 @@ from pbkern.lower.rules.views import VIEWS
 from pbkern.lower.values import materialise as decide
 from pbkern.lower.values import store_hazards
 from pbkern.lower.values.affine_index_arrays import row_steps
+from pbkern.lower.values.draft import NestDraft
 from pbkern.lower.values.dynamic_strides import Steps
 from pbkern.lower.values.items import ControlItem, Item, LetItem, RefView, StoreItem
 from pbkern.lower.values.pending_reads import PendingReads

@@ -65,6 +65,8 @@ class BuildOptions:
         start at one; 1: where the test is.
       may_shift: the last block of a ragged dimension may be moved back (lower/grid/block_shift.py),
         so that some elements are computed twice, and none under a mask.
+      one_case: a body has one case, whose blocks are guarded where any may cross an edge: for tiles that
+        are masked at edges, and are the same everywhere.
       plain: no pass is run that is not required, and emission takes the way that always works: what
         is left when a special way has failed (core/fallback.py).
     """
@@ -82,6 +84,7 @@ class BuildOptions:
     fetch_bytes: int = 0
     cut_bytes: int = 1
     may_shift: bool = True
+    one_case: bool = False
     plain: bool = False
 
     def sorts_in_registers(self, length: int, keys: int, operands: int) -> bool:

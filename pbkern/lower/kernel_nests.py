@@ -27,7 +27,7 @@ from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.grid import block_shift, edge_variants
 from pbkern.lower.grid.edge_variants import EdgeVariant, Extent
 from pbkern.lower.grid.parallelism import GridDimension, grid_dimensions
-from pbkern.lower.grid.scratch_resets import restarting_dimension
+from pbkern.lower.grid.scratch_resets import is_overwritten_by_each, restarting_dimension
 from pbkern.lower.mlir.element_types import ELEMENTS, SUB_BYTE
 from pbkern.lower.nest import interpret, ir
 from pbkern.lower.nest.conditions.index_tests import Bounds
@@ -293,6 +293,7 @@ class _NestsRun:
         }
         interpret.run(nests.prologue.statements, memory, symbols, self._trace)
         interpret.run(nests.case_of(symbols).statements, memory, symbols, self._trace)
+        memory.copies.check_end()
 
     def _trace(self, number: int, values: list[np.ndarray]) -> None:
         """Hands to the process what compiled code would hand to it."""
@@ -328,7 +329,11 @@ class _Building:
         bounds = self._bounds()
         ragged = edge_variants.ragged_dimensions(blocks, bounds, kernel)
         crossing: tuple[Extent, ...] = ()
-        if ragged:
+        if self.options.one_case:
+            ragged = ()
+            guarded = not all(block.is_in_bounds(bounds) for block in blocks)
+            variants = [EdgeVariant(bounds, guarded)]
+        elif ragged:
             variants = edge_variants.variants(ragged, blocks, bounds, kernel)
         else:
             states = {block: block.is_in_bounds(bounds) for block in blocks}
@@ -443,6 +448,9 @@ class _Building:
             )
         for (context, _), variant in zip(built, variants):
             context.kept = frozenset(scratch)
+            context.fresh = frozenset(
+                buf for n, buf in enumerate(scratch) if is_overwritten_by_each(self.kernel, n)
+            )
             context.bounds.update(variant.bounds)
         return scratch, tuple(
             BodyCase(tuple(body.stmts), ctx, edge_variant)

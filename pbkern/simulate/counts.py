@@ -89,7 +89,7 @@ class Memo:
             and (before[0] == distances).all()
         ) and (
             before[1] is mask
-            or (before[1] is not None and mask is not None and (before[1] == mask).all())
+            or (before[1] is not None and mask is not None and np.array_equal(before[1], mask))
         ):
             return before[2]
         found = count()

@@ -30,7 +30,7 @@ def compiled(program: PtxProgram, instruction: Instruction) -> Step:
     Raises InternalError for unknown ones.
     """
     try:
-        return _MAKERS.get(instruction.op[0], _table)(program, instruction)
+        return MAKERS.get(instruction.op[0], _table)(program, instruction)
     except (ops.Unknown, KeyError, IndexError) as e:
         raise InternalError(
             f"PTX instruction `{'.'.join(instruction.op)}` is not simulated",
@@ -99,13 +99,13 @@ def _halves(program: PtxProgram, instruction: Instruction) -> Step:
     return step
 
 
-def _names(text: str) -> list[str]:
+def names_of(text: str) -> list[str]:
     return re.findall(r"[^\s,{}]+", text)
 
 
 def _unpacked(program: PtxProgram, instruction: Instruction, dtype: np.dtype) -> Step:
     """mov {a, b}, x: parts of a register, the low one first."""
-    names, whole = _names(instruction.operands[0]), ops.unsigned(dtype.itemsize)
+    names, whole = names_of(instruction.operands[0]), ops.unsigned(dtype.itemsize)
     part, read = (
         ops.unsigned(dtype.itemsize // len(names)),
         operand(program, instruction.operands[1], whole),
@@ -120,7 +120,7 @@ def _unpacked(program: PtxProgram, instruction: Instruction, dtype: np.dtype) ->
 
 
 def _packed(program: PtxProgram, instruction: Instruction, dtype: np.dtype) -> Step:
-    whole, names = ops.unsigned(dtype.itemsize), _names(instruction.operands[1])
+    whole, names = ops.unsigned(dtype.itemsize), names_of(instruction.operands[1])
     part = ops.unsigned(dtype.itemsize // len(names))
     reads = [operand(program, name, part) for name in names]
 
@@ -229,7 +229,7 @@ def _nothing(program: PtxProgram, instruction: Instruction) -> Step:
 # ---------------------------------------------------------------- memory
 
 
-def _address(program: PtxProgram, text: str) -> Reader:
+def address_of(program: PtxProgram, text: str) -> Reader:
     found = _ADDRESS.match(text)
     if found is None:
         raise ops.Unknown(f"address {text}")
@@ -274,8 +274,8 @@ def _load(program: PtxProgram, instruction: Instruction) -> Step:
     )
     if space == "param":
         return _param(program, instruction, dtype)
-    names = _names(instruction.operands[0])
-    address, count, memo = _address(program, instruction.operands[1]), len(names), Memo()
+    names = names_of(instruction.operands[0])
+    address, count, memo = address_of(program, instruction.operands[1]), len(names), Memo()
 
     def step(gang: Any, mask: Mask) -> None:
         addresses = address(gang)
@@ -428,7 +428,7 @@ def _note(
 
 def _store(program: PtxProgram, instruction: Instruction) -> Step:
     dtype, space = ops.unsigned(SIZES[instruction.op[-1]]), space_of(instruction)
-    names, address = _names(instruction.operands[1]), _address(program, instruction.operands[0])
+    names, address = names_of(instruction.operands[1]), address_of(program, instruction.operands[0])
     values, memo = [operand(program, name, dtype) for name in names], Memo()
 
     def step(gang: Any, mask: Mask) -> None:
@@ -526,7 +526,7 @@ def _atomic(program: PtxProgram, instruction: Instruction) -> Step:
     if kind is None:
         raise ops.Unknown("operation")
     first = 1 if returns else 0
-    address = _address(program, instruction.operands[first])
+    address = address_of(program, instruction.operands[first])
     values, memo = (
         [operand(program, text, dtype) for text in instruction.operands[first + 1 :]],
         Memo(),
@@ -657,7 +657,7 @@ def _activemask(program: PtxProgram, instruction: Instruction) -> Step:
     return step
 
 
-_MAKERS: dict[str, Callable[[PtxProgram, Instruction], Step]] = {
+MAKERS: dict[str, Callable[[PtxProgram, Instruction], Step]] = {
     "setp": _setp,
     "selp": _selp,
     "cvt": _cvt,

@@ -134,7 +134,7 @@ def _written(name: str, code: tuple, parameters: tuple) -> frozenset[int]:
                 address = operands[1 if op[0] == "atom" else 0]
                 found |= set().union(*(sources.get(r, set()) for r in _REGISTER.findall(address)))
                 continue
-            elif op[0] == "ld":
+            elif op[0] in ("ld", "cp", "ldmatrix"):  # what they give is no address
                 continue
             else:
                 mine = set().union(*(sources.get(r, set()) for rs in names[1:] for r in rs))

@@ -15,7 +15,8 @@ import numpy as np
 
 from pbkern.core.errors import SimulationError
 
-from . import instructions, ops
+from . import async_copies, instructions, matrices, ops  # noqa: F401 (some add rows)
+from .async_copies import LaneCopies
 from .counts import WARP_THREADS, Counts
 from .memory import BLOCK_SHIFT, THREAD_BITS, Arrays, BlockMemory, Fault
 from .operands import as_type, operand
@@ -33,7 +34,9 @@ Step = Callable[["Gang", Mask], None]
 _JUMPS = ("bra", "ret", "exit", "brx", "trap")
 _MEETS = ("bar", "barrier")
 CLOCKS = ("%clock64", "%globaltimer")
-_EXCHANGES = ("shfl", "vote", "redux", "match", "activemask")
+_EXCHANGES = ("shfl", "vote", "redux", "match", "activemask", "mma", "ldmatrix")
+# Exchanges of all lanes of a warp, which they do not name.
+_WHOLE_WARPS = ("mma", "ldmatrix")
 
 
 @dataclass
@@ -102,6 +105,8 @@ class Gang:
         self.lanes = np.arange(blocks * self.threads).reshape(self.shape)
         self.live = np.ones(self.shape, bool)
         self.waiting: dict[int, np.ndarray] = {}  # place -> lanes
+        self.copies: list[LaneCopies] = []  # under way
+        self.committed = np.zeros(self.shape, np.int64)  # groups of copies of each lane
         self.marks()
 
     def marks(self) -> None:
@@ -242,6 +247,7 @@ class Gang:
         if (
             not self.forks
             or self.waiting
+            or self.copies
             or rows.all()
             or not rows.any()
             or (rows != taking.all(1)).any()
@@ -308,6 +314,8 @@ class Gang:
 
     def _named(self, instruction: Instruction) -> np.ndarray:
         """Lanes [blocks, warps, 32] that an instruction's mask of members names, of those that there are."""
+        if instruction.op[0] in _WHOLE_WARPS:
+            return self._by_warp(np.ones(self.shape, bool))
         members = np.broadcast_to(
             operand(self.program, instruction.operands[-1], ops.TYPES["u32"])(self), self.shape
         )
@@ -457,12 +465,14 @@ _HINTS = {
 }
 
 
+_COPIES = (("cp", "async", "ca"), ("cp", "async", "cg"))
 _ACCESSES = ("ld", "ldu", "st", "atom", "red")
 
 
 def smallest_access(program: PtxProgram, space: str) -> int:
     """Bytes of the smallest access to a memory, also by generic addresses: who touches what is noted for so many at a time."""
-    sizes = [
+    sizes = [int(code.operands[2]) for code in program.code if code.op[:3] in _COPIES]
+    sizes += [
         SIZES.get(instruction.op[-1], 4)
         for instruction in program.code
         if instruction.op[0] in _ACCESSES

@@ -171,6 +171,30 @@ class BlockMemory:
         self.stride = -(-max(size, 1) // 16) * 16
         self.flat = np.zeros(rows * self.stride, np.uint8)
         self.shadow = Shadow(len(self.flat) // cell, cell) if check else None
+        self.under_way: np.ndarray | None = None  # bytes to which copies are made
+
+    def begin(self, places: np.ndarray) -> None:
+        """Marks bytes that a copy will store."""
+        if self.under_way is None:
+            self.under_way = np.zeros(len(self.flat), bool)
+        self.under_way[places] = True
+
+    def end(self, places: np.ndarray) -> None:
+        """Takes marks of copies off."""
+        assert self.under_way is not None
+        self.under_way[places] = False
+
+    def _check_ended(self, places: np.ndarray, size: int) -> None:
+        """Raises Fault where copies to bytes are under way."""
+        if self.under_way is None:
+            return
+        for byte in range(size):
+            if self.under_way[places + byte].any():
+                raise Fault(
+                    "race",
+                    f"a copy to these bytes of {self.what} memory is under way",
+                    "wait for the copy's group, then let all threads of the block wait for each other",
+                )
 
     def find(self, offsets: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
         """Places in bytes. Raises Fault."""
@@ -181,7 +205,9 @@ class BlockMemory:
                 f"byte {low if low < 0 else high} of {self.what} memory, which has {self.size}",
             )
         _check_alignment(offsets, size)
-        return offsets + rows * self.stride
+        places = offsets + rows * self.stride
+        self._check_ended(places, size)
+        return places
 
     def part(self, blocks: np.ndarray) -> BlockMemory:
         """A copy of the memory of some blocks, given as a mask."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pbkern.core.machine import Machine
 from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
 from pbkern.targets.params import DimensionSemantics
 
 from .backend import KernelBackend
@@ -60,6 +61,9 @@ class Target(Protocol):
 
     def identity(self) -> str:
         """Differs between devices, and between versions of what makes code for them."""
+
+    def product_instructions(self, kernel: Kernel, options) -> tuple[str, ...]:
+        """Matrix instructions by which a kernel computes its products, by name."""
 
     def compile(self, program: HostProgram, options) -> Any:
         """Machine code of a program, for as long as it is referred to or XLA may call it.

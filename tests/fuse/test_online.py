@@ -10,6 +10,7 @@ import pbkern
 import pbkern.fuse.tiling.block_search
 import pbkern.fuse.tiling.online_analysis
 from pbkern.dsl.host_program import BufferKind
+from pbkern.targets.costs.sizes import SIZES
 
 from .attention_forms import FORMS, attend, by_tril, operands
 from .checking import check, compare, planned, rand
@@ -298,7 +299,7 @@ def test_the_maximum_of_one_row_may_be_seen_through_views_without_dimensions():
     columns = 2 * pbkern.fuse.tiling.online_analysis.CHUNK_COLUMNS
     args = rand(columns), rand(columns, 4, seed=1)
     jaxpr = jax.make_jaxpr(f)(*args).jaxpr
-    found = pbkern.fuse.tiling.online_analysis.find(jaxpr.eqns, jaxpr.outvars)
+    found = pbkern.fuse.tiling.online_analysis.find(jaxpr.eqns, jaxpr.outvars, SIZES)
     assert found is not None
     assert found.level is jaxpr.eqns[0]
     assert len(found.sums) == 2

@@ -12,18 +12,22 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.nest import effects, interpret
+from pbkern.lower.nest.async_copies import copied
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.accumulate import accumulated_in
 from pbkern.lower.nest.edit.fuse import are_independent, fused
-from pbkern.lower.nest.edit.inline import inlined, stored_at
+from pbkern.lower.nest.edit.grow import grown, in_steps, zero_filled
+from pbkern.lower.nest.edit.inline import inlined, recomputed, stored_at
 from pbkern.lower.nest.edit.part import part
+from pbkern.lower.nest.edit.pipeline import pipelined
 from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.edit.split import split
-from pbkern.lower.nest.edit.stage import Box
+from pbkern.lower.nest.edit.stage import Box, staged
 from pbkern.lower.nest.edit.unroll import may_unroll_reductions, unrolled, unrolled_reductions
 from pbkern.lower.nest.edit.version import settled, versioned
 from pbkern.lower.nest.effects import Effects
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Op, Stmt, Store
+from pbkern.lower.nest.ir import AsyncCopy, Buf, Expr, For, Nest, Op, Stmt, Store, Wait, every
 from pbkern.lower.nest.parse import parse, program_text
 from pbkern.lower.nest.verify import verify
 
@@ -279,6 +283,48 @@ def test_a_nest_inside_its_reader(sizes):
     case.same(inside)
 
 
+# The first operand of a product is computed by a nest of its own.
+PROLOGUE = """\
+%a0: float32[{rows},{depth}]
+%a1: float32[{depth},{columns}]
+%a2: float32[{rows},{columns}]
+%t0: float32[{rows},{depth}] scratch
+nest [i<{rows}, k<{depth}]
+  %t0[i, k] = max(%a0[i, k], 0.0)
+nest [i<{rows}, j<{columns}, k<{depth}*]
+  acc0 dot= %t0[i, k], %a1[k, j]
+  %a2[i, j] = acc0  (after)
+"""
+
+
+@given(SIZES)
+@settings(max_examples=20, deadline=None)
+def test_an_operand_that_is_computed_where_it_is_read(sizes):
+    case = Case(PROLOGUE, sizes)
+    inside = recomputed(*case.statements, case.pool)
+    assert inside is not None
+    assert case.buffers["%t0"] not in effects.touched([inside])
+    case.same(inside)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("max(%a0[i, k], 0.0)", "max(%t0[i, k], 0.0)"),  # reads what it stores
+        ("dot= %t0[i, k]", "dot= %t0[i, k]?"),  # reads what is not stored
+        ("%t0[i, k] = max", "%t0[0, k] = max"),  # the place does not tell the point
+    ],
+)
+def test_operands_that_are_not_computed_again(old, new):
+    assert PROLOGUE.count(old) == 1
+    assert (
+        recomputed(
+            *Case(PROLOGUE.replace(old, new), (3, 4, 2)).statements, Case(PROLOGUE, (3, 4, 2)).pool
+        )
+        is None
+    )
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -363,6 +409,104 @@ def test_versions_by_a_test(sizes):
     arrays = [effects.read(version) - {case.buffers["%a2"]} for version in versions]
     assert arrays == [{case.buffers["%a0"]}, {case.buffers["%a0"], case.buffers["%a1"]}]
     case.same(*versioned("%s0", test, versions, case.context))
+
+
+@given(SIZES)
+@settings(max_examples=20, deadline=None)
+def test_a_sum_in_a_buffer(sizes):
+    case = Case(PRODUCT, sizes)
+    buf = case.context.new_buffer(sizes[:2], np.float32)
+    zeros, total, last = accumulated_in(case.nest, buf, case.context)
+    assert [bool(nest.reductions) for nest in (zeros, total, last)] == [False, True, False]
+    assert effects.written([zeros, total]) == {buf}
+    case.same(zeros, total, last)
+
+
+@given(st.sampled_from(["elementwise", "product"]), SIZES, st.integers(0, 5), st.integers(0, 9))
+@settings(max_examples=30, deadline=None)
+def test_more_points_store_nothing(name, sizes, rows, columns):
+    case = Case(PROGRAMS[name], sizes)
+    larger = {"i": case.nest.dims["i"] + rows, "j": case.nest.dims["j"] + columns}
+    case.same(grown(case.nest, larger, case.context))
+
+
+@given(SIZES, st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_a_sum_in_steps(sizes, size):
+    case = Case(PRODUCT, sizes)
+    zeros, total, last = accumulated_in(
+        case.nest, case.context.new_buffer(sizes[:2], np.float32), case.context
+    )
+    loop = in_steps(total, "k", size, case.context)
+    assert loop.trips == -(-sizes[2] // size)
+    case.same(zeros, loop, last)
+
+
+@given(SIZES, st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_zeros_for_what_lies_outside(sizes, masked):
+    """What a larger nest reads outside is 0 and not poison; tests that an expression makes itself are not made again."""
+    case = Case(THROUGH_SCRATCH, sizes)
+    larger = {dim: size + 2 for dim, size in case.nest.dims.items()}
+    rows, columns = grown(case.nest, larger, case.context), case.buffers["%t0"].shape[1]
+    value = rows.stores[0].value
+    if masked:
+        inside = case.pool.in_range(Affine.symbol("j"), 0, columns)
+        value = case.context.select(inside, value, case.context.const(0, np.float32))
+    ranges = {dim: (0, size - 1) for dim, size in larger.items()}
+    value = zero_filled(value, ranges, case.context)
+    assert str(value).count("<= j <") == 1
+    other = case.context.new_buffer(tuple(larger.values()), np.float32)
+    memory = interpret.NestMemory({buf: array.copy() for buf, array in case.inputs.items()})
+    store = Store(other, tuple(map(Affine.symbol, larger)), value)
+    interpret.run([Nest(larger, stores=(store,))], memory, {}, lambda *_: None)
+    want = np.zeros(other.shape)
+    want[:-2, :-2] = 2 * memory.read(case.buffers["%a0"])
+    np.testing.assert_array_equal(memory.read(other), want)
+
+
+def in_stages(case: Case, size: int, stages: int, is_async) -> list[Stmt]:
+    """The product of a case in steps, whose operands are staged and copied ahead."""
+    rows, columns, _ = case.nest.dims.values()
+    sums = case.context.new_buffer((rows, columns), np.float32)
+    zeros, total, last = accumulated_in(case.nest, sums, case.context)
+    loop = in_steps(total, "k", size, case.context)
+    (product,) = loop.body
+    copies = []
+    for arg, dims in zip(product.reductions[0].args, ("ik", "kj")):
+        buf = case.context.new_buffer([product.dims[dim] for dim in dims], np.float32)
+        copy, product = staged(product, arg, buf, dims, case.pool)
+        copies.append(copy)
+    loop = For(loop.counter, loop.trips, (*copies, product))
+    if not stages:
+        return [zeros, loop, last]
+    return [zeros, *pipelined(loop, stages, copies, is_async, case.context), last]
+
+
+@given(SIZES, st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_operands_that_are_staged(sizes, size):
+    case = Case(PRODUCT, sizes)
+    case.same(*in_stages(case, size, 0, None))
+
+
+@given(SIZES, st.integers(1, 4), st.integers(2, 4), st.lists(st.booleans(), min_size=2, max_size=2))
+@settings(max_examples=60, deadline=None)
+def test_copies_that_run_ahead(sizes, size, stages, by_device):
+    """Some copies are the device's, some the threads': each ends as late as the program allows."""
+    case = Case(PRODUCT, sizes)
+    operands = [case.buffers["%a0"], case.buffers["%a1"]]
+
+    def is_async(copy: Nest) -> bool:
+        assert copied(copy) is not None
+        return by_device[operands.index(copy.loads()[0].buf)]
+
+    statements = in_stages(case, size, stages, is_async)
+    kinds = [type(stmt) for stmt in every(statements)]
+    assert (AsyncCopy in kinds) == any(by_device)
+    is_short = -(-sizes[2] // size) <= stages
+    assert kinds.count(Wait) == (1 if is_short else 2) * any(by_device)
+    case.same(*statements)
 
 
 def test_effects_say_what_may_change_places():

@@ -13,7 +13,7 @@ import pytest
 
 import pbkern
 from pbkern.lower.mlir.ops import Builder, Ssa
-from pbkern.lower.nest.instructions import ProductInstruction
+from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.targets.cpu.schedule.instructions import INSTRUCTIONS, INT16, INT32
 
 pytestmark = pytest.mark.skipif(

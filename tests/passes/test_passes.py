@@ -12,6 +12,7 @@ A file begins with what the pass may ask its context for:
 import ast
 import pathlib
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule.nest_schedule import CPU_DIALECT
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.passes import THREAD_PASSES
+from pbkern.targets.simt.schedule.instructions import MATRIX_INSTRUCTIONS
 from tests.lower.same_program import difference
 
 HERE = pathlib.Path(__file__).parent
@@ -36,6 +38,8 @@ FILES = sorted(HERE.glob("*/*.txt"))
 # Numbers of the names that passes make begin here, apart from those in the files.
 FIRST_NEW_NAME = 100
 OPTIONS = {"shared": LowerOptions, "cpu": LowerOptions, "simt": ThreadOptions}
+# Words of all targets.
+DIALECT = replace(CPU_DIALECT, instructions={**CPU_DIALECT.instructions, **MATRIX_INSTRUCTIONS})
 TABLES = {"shared": SHARED_PASSES, "cpu": CPU_PASSES, "simt": THREAD_PASSES}
 FOLDERS = {
     f"{table}_{step.name.replace(' ', '_')}": (step, OPTIONS[table])
@@ -61,7 +65,7 @@ def read(text: str, options: type) -> tuple[Program, NestContext]:
     fields = (part.split("=", 1) for part in header(text, "options"))
     chosen = options(**{name: option(value) for name, value in fields})
     context = NestContext(chosen, Names(FIRST_NEW_NAME))
-    program = parse(text, context, CPU_DIALECT)
+    program = parse(text, context, DIALECT)
     context.kept = frozenset(program.buffers[name] for name in header(text, "kept"))
     for name, low, high in (
         re.fullmatch(r"(\S+) in (-?\d+) .. (-?\d+)", part).groups()

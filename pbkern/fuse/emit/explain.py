@@ -22,7 +22,8 @@ class KernelReport:
     `finish`: ops of its last stage. `measured`: seconds of one run of the kernel alone, if asked
     for. `steps`: steps of a loop in it (`ops` are those of one). `run`: columns that online
     reductions take at a time, or 0. `runs`: how often one call runs it, as in a loop, None if that
-    depends on values. All other figures are of one run.
+    depends on values. `instructions`: matrix instructions that compute its products. All other
+    figures are of one run.
     """
 
     name: str
@@ -34,6 +35,7 @@ class KernelReport:
     steps: int = 1
     run: int = 0
     runs: int | None = 1
+    instructions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         price, one = self.cost, self.measured or self.cost.seconds
@@ -51,8 +53,9 @@ class KernelReport:
             f"{price.bytes_moved / 1e6:.2f} MB, {price.flops / 1e6:.2f} Mflop (x{price.recompute:.2f} recompute), "
             f"{price.working_set // 1024} KB per program"
         )
+        products = [f"    products by {name}" for name in self.instructions]
         last = [f"    last stage: {line}" for line in _by_line(self.finish)]
-        return "\n".join([head, *(f"    {line}" for line in _by_line(self.ops)), *last])
+        return "\n".join([head, *(f"    {line}" for line in _by_line(self.ops)), *products, *last])
 
     def _times(self, seconds: float) -> str:
         if self.runs == 1:
@@ -119,6 +122,14 @@ class Explanation:
             )
         out += [f"  XLA: {x.op} at {x.at or 'unknown line'}: {x.why}" for x in self.left]
         return "\n".join(out)
+
+    def with_instructions(self, names: Mapping[str, tuple[str, ...]]) -> Explanation:
+        """Adds matrix instructions of kernels, by the kernels' names."""
+        kernels = tuple(
+            dataclasses.replace(kernel, instructions=names.get(kernel.name, ()))
+            for kernel in self.kernels
+        )
+        return dataclasses.replace(self, kernels=kernels)
 
     def with_times(self, seconds: Mapping[str, float]) -> Explanation:
         """Adds measured times of kernels, by name."""

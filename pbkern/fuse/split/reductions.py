@@ -205,7 +205,11 @@ class ReductionStages:
             return None
         block = max(1, min(self.limits.run_elements // line(), -(-size // programs)))
         if low == high:
-            few = FEW_ELEMENTS if results > 1 else FEW_ELEMENTS // sizes.fewest_chunks
+            few = (
+                self.limits.fewest_elements
+                if results > 1
+                else self.limits.fewest_elements // sizes.fewest_chunks
+            )
             block = near_divisor(size, max(block, sizes.shortest_chunk, few // line()))
             return Chunks(low, 0, block) if block < size else None
         block = next(divisor for divisor in range(min(block, inner), 0, -1) if inner % divisor == 0)

@@ -26,22 +26,30 @@ FEW_OUTER_ELEMENTS = 32
 LINE_PARTS = (64, 256, 512, 1024, 2048)
 
 
-def contraction_roles(eqn) -> list[str]:
-    """Role of each output dimension of a contraction: batch, row, column; for convolutions also space and channel."""
+def are_matrices(eqn, sizes: Sizes) -> bool:
+    """Whether matrix instructions multiply the operands of a product."""
+    return {operand.aval.dtype.name for operand in eqn.invars} <= sizes.matrix_types
+
+
+def contraction_roles(eqn, sizes: Sizes) -> list[str]:
+    """Role of each output dimension of a contraction: batch, row, column; for convolutions also space and channel.
+
+    Rows and columns of products that matrix instructions compute have roles of their own.
+    """
     rank = len(eqn.outvars[0].aval.shape)
     if eqn.primitive.name == "dot_general":
         (lc, _), (lb, _) = eqn.params["dimension_numbers"]
         extents, batch = eqn.outvars[0].aval.shape, len(lb)
         rows = len(eqn.invars[0].aval.shape) - len(lc) - batch
         names = ["batch"] * batch + ["outer"] * (rank - batch)
+        by = "matrix " if are_matrices(eqn, sizes) else ""
         # Among several free dimensions of an operand, such as positions and heads, the longest is
         # tiled.
         if rows:
-            names[max(range(batch, batch + rows), key=lambda dim: (extents[dim], dim))] = "row"
+            names[max(range(batch, batch + rows), key=lambda dim: (extents[dim], dim))] = f"{by}row"
         if batch + rows < rank:
-            names[max(range(batch + rows, rank), key=lambda dim: (extents[dim] > 1, dim))] = (
-                "column"
-            )
+            column = max(range(batch + rows, rank), key=lambda dim: (extents[dim] > 1, dim))
+            names[column] = f"{by}column"
         return names
     spec = eqn.params["dimension_numbers"].out_spec
     names = ["space"] * rank
@@ -69,6 +77,8 @@ def _contraction_options(extent: int, role: str, sizes: Sizes) -> tuple[list[int
             return even_cuts(extent, sizes.tile_rows), 256
         case "column":
             return even_cuts(extent, sizes.tile_columns, 16), 512
+        case "matrix row" | "matrix column":
+            return even_cuts(extent, sizes.matrix_tiles, sizes.matrix_tiles[0]), extent
         case "channel":
             return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
         case "line":

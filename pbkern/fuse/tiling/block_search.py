@@ -212,7 +212,7 @@ def priced(
 
 def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
     """Schedules long reductions run by run, if that is possible, and costs no more or scratch outgrows near memory."""
-    found = find(eqns, [var for var, _ in plain.outputs])
+    found = find(eqns, [var for var, _ in plain.outputs], machine.sizes)
     runs = None if found is None else at(found, plain.outputs)
     if runs is None:
         return plain
@@ -278,7 +278,7 @@ def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]
                 )
     for step in reversed(requests.steps):
         if step.eqn.primitive.name in CONTRACTIONS and is_heavy(step.eqn, machine):
-            names = contraction_roles(step.eqn)
+            names = contraction_roles(step.eqn, machine.sizes)
             if set(names) <= {"batch"}:
                 continue  # sums along rows of an elementwise product
             for repeated, span in enumerate(step.out):

@@ -32,6 +32,8 @@ from pbkern.core.jaxprs import atoms, leading_to
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.dimension_map import MOVING, Places, moved
+from pbkern.fuse.cost.sizes import Sizes
+from pbkern.fuse.tiling.block_options import are_matrices
 
 # Columns of a chunk: enough for deep products, few enough that a hundred rows of them stay in L2.
 CHUNK_COLUMNS = 512
@@ -100,12 +102,16 @@ class Online:
         return tuple(axis for axis in range(ndim) if axis not in reduced)
 
 
-def find(eqns: Sequence, outputs: Sequence) -> Online | None:
+def find(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | None:
     """The reductions of a group, given in program order, that can be taken in chunks; None without a contraction."""
+    chunk = CHUNK_COLUMNS
+    for eqn in eqns:
+        if eqn.primitive.name == "dot_general" and are_matrices(eqn, sizes):
+            chunk = sizes.matrix_tiles[0]  # scores of a chunk stay in registers
     names = {eqn.primitive.name for eqn in eqns}
     if not _allowed.get() or "dot_general" not in names or names.isdisjoint(EXPONENTIALS):
         return None
-    for level in filter(_is_long, eqns):
+    for level in (eqn for eqn in eqns if _is_long(eqn, chunk)):
         x, axis = level.invars[0], int(level.params["axes"][0])
         linear = _Linear(level)
         sums = tuple(linear.sums(eqns))
@@ -119,7 +125,7 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
             continue
         totals = [eqn for eqn in _totals(eqns, x).get(axis, ()) if eqn.outvars[0] not in first]
         chunked = _complete(
-            eqns, outputs, x.aval.shape[axis], (level, linear.function, sums, before), totals
+            eqns, outputs, x.aval.shape[axis], (level, linear.function, sums, before), totals, chunk
         )
         if chunked is not None:
             return chunked
@@ -127,15 +133,15 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
         if root.primitive.name == "dot_general":
             for axis, totals in _totals(eqns, root.outvars[0]).items():
                 columns = root.outvars[0].aval.shape[axis]
-                chunked = columns >= 2 * CHUNK_COLUMNS and _complete(
-                    eqns, outputs, columns, (None, "", (), ()), totals
+                chunked = columns >= 2 * chunk and _complete(
+                    eqns, outputs, columns, (None, "", (), ()), totals, chunk
                 )
                 if chunked and any(eqn.primitive.name in EXPONENTIALS for eqn in chunked.again):
                     return chunked
     return None
 
 
-def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online | None:
+def _complete(eqns, outputs, columns: int, first_pass: tuple, totals, chunk: int) -> Online | None:
     """Adds the equations of the second pass, if any, and of the results. first_pass: (level, function, sums, before)."""
     level, _, sums, before = first_pass
     first = {eqn.outvars[0] for eqn in (level, *(summed for summed, _ in sums)) if eqn is not None}
@@ -150,7 +156,7 @@ def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online 
     if not products or any(var in second for eqn in again for var in eqn.outvars):
         return None
     after = leading_to(eqns, set(outputs), first | second)
-    run = _run_of(columns, totals)
+    run = _run_of(columns, totals, chunk)
     return Online(
         columns,
         run,
@@ -164,7 +170,7 @@ def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online 
     )
 
 
-def _run_of(columns: int, totals: Sequence) -> int:
+def _run_of(columns: int, totals: Sequence, chunk: int) -> int:
     """Columns of a chunk: fewer if sums go over other dimensions as well, such as the queries that share a key."""
     over = [
         total.params["dimension_numbers"][0][0]
@@ -179,14 +185,10 @@ def _run_of(columns: int, totals: Sequence) -> int:
         ),
         default=1,
     )
-    return (
-        CHUNK_COLUMNS
-        if beside <= 1
-        else max(
-            CHUNK_COLUMNS // beside // FEWEST_CHUNK_COLUMNS * FEWEST_CHUNK_COLUMNS,
-            min(FEWEST_CHUNK_COLUMNS, CHUNK_COLUMNS),
-        )
-    )
+    if beside <= 1:
+        return chunk
+    fewer = chunk // beside // FEWEST_CHUNK_COLUMNS * FEWEST_CHUNK_COLUMNS
+    return max(fewer, min(FEWEST_CHUNK_COLUMNS, chunk))
 
 
 def _totals(eqns: Sequence, root) -> dict[int, list]:
@@ -233,7 +235,7 @@ def _summed_over(eqn, places: Sequence) -> list[int]:
     return [] if None in over else over
 
 
-def _is_long(eqn) -> bool:
+def _is_long(eqn, chunk: int) -> bool:
     """Is the equation a maximum of floats over one dimension of several chunks?"""
     if (
         eqn.primitive.name != "reduce_max"
@@ -244,7 +246,7 @@ def _is_long(eqn) -> bool:
     aval = eqn.invars[0].aval
     return (
         jnp.issubdtype(aval.dtype, jnp.floating)
-        and aval.shape[int(eqn.params["axes"][0])] >= 2 * CHUNK_COLUMNS
+        and aval.shape[int(eqn.params["axes"][0])] >= 2 * chunk
     )
 
 

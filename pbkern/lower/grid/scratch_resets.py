@@ -30,6 +30,11 @@ def starts_overwritten(kernel: Kernel, scratch: int) -> bool:
     return _restart(kernel, scratch) is not None
 
 
+def is_overwritten_by_each(kernel: Kernel, scratch: int) -> bool:
+    """Whether every program overwrites scratch before it reads it."""
+    return _restart(kernel, scratch) == len(kernel.grid)
+
+
 def _restart(kernel: Kernel, scratch: int) -> int | None:
     """The first dimension along which scratch is handed on; None where programs are not known to overwrite it first."""
     jaxpr = kernel.body.jaxpr

@@ -79,6 +79,7 @@ class NestContext(Generic[Options]):
       pool, names: where expressions and names of this body come from.
       bounds: (smallest, largest) value of symbols that are known: grid indices, counters, Lets.
       kept: scratch whose contents outlive the statements.
+      fresh: those of them that every program overwrites before it reads them.
       aliases: buffers under other shapes.
     """
 
@@ -90,6 +91,7 @@ class NestContext(Generic[Options]):
         self.pool, self.names = Pool(), names or Names()
         self.bounds: dict[str, tuple[int, int]] = {}
         self.kept: frozenset[Buf] = frozenset()
+        self.fresh: frozenset[Buf] = frozenset()
         self.aliases = Aliases()
         self._infos: dict[tuple, EqnInfo] = {}
 

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .ir import Buf, Gather, Let, Load, Nest, Prefetch, Sort, Stmt, Trace, every, nodes
+from .ir import (
+    AsyncCopy,
+    Buf,
+    Gather,
+    Let,
+    Load,
+    Nest,
+    Prefetch,
+    Sort,
+    Stmt,
+    Trace,
+    Wait,
+    every,
+    nodes,
+)
 
 
 def accessed(stmt: Stmt) -> Iterator[Buf]:
@@ -59,15 +73,19 @@ def written(stmts: Sequence[Stmt]) -> set[Buf]:
 
 @dataclass(frozen=True)
 class Effects:
-    """Root buffers that statements write, and all that they touch."""
+    """Root buffers that statements write, and all that they touch; whether they begin or wait for copies."""
 
     written: frozenset[Buf] = frozenset()
     touched: frozenset[Buf] = frozenset()
+    is_timed: bool = False
 
     @staticmethod
     def of(*stmts: Stmt) -> Effects:
-        return Effects(frozenset(written(stmts)), frozenset(touched(stmts)))
+        timed = any(isinstance(stmt, AsyncCopy | Wait) for stmt in every(stmts))
+        return Effects(frozenset(written(stmts)), frozenset(touched(stmts)), timed)
 
     def commute(self, other: Effects) -> bool:
         """Whether two lists of statements mean the same in either order: neither writes what the other touches."""
-        return not (self.written & other.touched or other.written & self.touched)
+        return not (self.is_timed or other.is_timed) and not (
+            self.written & other.touched or other.written & self.touched
+        )

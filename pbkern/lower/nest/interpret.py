@@ -4,7 +4,8 @@ A nest runs over all of its points at once where no point reads what another one
 by point, in the order of its dimensions, those that are reduced innermost. A point reads all that
 it reads before it stores. What is unspecified is poison, as in dsl/interpret.py: scratch before it
 is written, and guarded loads outside their buffer. An access without a guard that is outside raises
-InternalError.
+InternalError. A copy stores when it is waited for, as late as the program allows; whoever touches
+its target before that is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +24,24 @@ from pbkern.dsl.interpret import poison
 from pbkern.lower.nest.ir import Accumulator, Const, Gather, IndexValue, InRange, Load, Op, Shifted
 
 from . import numpy_ops, reductions
-from .ir import Buf, Expr, For, If, Let, Nest, Prefetch, Sort, Stmt, Store, Trace, While
+from .async_copies import CopiesUnderWay, CopyUnderWay, copied
+from .ir import (
+    AsyncCopy,
+    Buf,
+    Expr,
+    For,
+    If,
+    Let,
+    Nest,
+    Prefetch,
+    Reduction,
+    Sort,
+    Stmt,
+    Store,
+    Trace,
+    Wait,
+    While,
+)
 
 # trace(site, values of the buffers that it hands over)
 Tracer = Callable[[int, list[np.ndarray]], None]
@@ -37,6 +55,7 @@ class NestMemory:
     """
 
     arrays: dict[Buf, np.ndarray] = field(default_factory=dict)  # flat
+    copies: CopiesUnderWay = field(default_factory=CopiesUnderWay)
 
     def flat(self, buf: Buf) -> np.ndarray:
         """The elements of a buffer, one after the other: changing them changes the memory."""
@@ -77,8 +96,49 @@ def run(stmts: Sequence[Stmt], memory: NestMemory, symbols: dict[str, int], trac
                 _sort(stmt, memory)
             case Trace(site=site, buffers=buffers):
                 trace(site, [memory.read(buffer) for buffer in buffers])
+            case AsyncCopy(body=body):
+                memory.copies.groups.append([])
+                for nest in body:
+                    _begin(nest, memory, dict(symbols))
+            case Wait(groups=groups):
+                while len(memory.copies.groups) > groups:
+                    for copy in memory.copies.groups.pop(0):
+                        _end(copy, memory)
             case Prefetch():
                 pass  # changes nothing
+
+
+def _begin(nest: Stmt, memory: NestMemory, symbols: dict[str, int]) -> None:
+    assert isinstance(nest, Nest)
+    copy = CopyUnderWay(nest, symbols, *_copied(nest, memory, symbols))
+    memory.copies.begin(copy)
+    memory.copies.groups[-1].append(copy)
+
+
+def _end(copy: CopyUnderWay, memory: NestMemory) -> None:
+    places, values = _copied(copy.nest, memory, copy.symbols)
+    memory.copies.end(copy, values)
+    memory.flat(copy.nest.stores[0].buf)[places] = values
+
+
+def _copied(
+    nest: Nest, memory: NestMemory, symbols: Mapping[str, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(places that a copy stores to, what it stores there)."""
+    points, source = _Points(memory, symbols, _axes(nest)), copied(nest)
+    if source is None:
+        raise InternalError("nest: a copy computes", why=str(nest))
+    load, tests = source
+    live = np.asarray(True)
+    for test in tests:
+        live = live & points.value(test)
+    if (live & ~_inside(load.buf, [points.affine(place, {}) for place in load.index])).any():
+        raise InternalError(
+            f"nest: a copy reads outside of {load.buf.name}, where it has to store zeros",
+            why=str(nest),
+        )
+    ((places, values),) = _stored(nest.stores, points)
+    return places, rounded(values, nest.stores[0].buf.dtype)
 
 
 def _sort(sort: Sort, memory: NestMemory) -> None:
@@ -176,9 +236,15 @@ class _Points:
             raise InternalError(f"nest: a load of {buf} outside it")
         if buf.size == 0:
             return np.full(inside.shape, poison(buf.dtype), buf.dtype)
-        found = self.memory.flat(buf)[
-            _flat(buf, [np.clip(position, 0, size - 1) for position, size in zip(index, buf.shape)])
-        ]
+        ends = zip(index, buf.shape, _bounded(buf))
+        flat = _flat(
+            buf,
+            [np.clip(at, 0, size - 1) if bounded else at for at, size, bounded in ends],
+        )
+        if self.memory.copies.contents:
+            places = np.broadcast_to(flat, inside.shape)[inside]
+            self.memory.copies.touch(buf, places, "a load of")
+        found = self.memory.flat(buf)[flat]
         return found if inside.all() else np.where(inside, found, poison(buf.dtype))
 
     def _gather(self, expr: Gather, moved: Mapping[str, int]) -> np.ndarray:
@@ -198,17 +264,23 @@ class _Points:
         return [self.affine(position, {}) for position in store.index]
 
 
+def _bounded(buf: Buf) -> list[bool]:
+    """Per axis whether places have to lie within its size: not along stages."""
+    return [axis > 0 or not buf.circular for axis in range(len(buf.shape))]
+
+
 def _inside(buf: Buf, index: Sequence[np.ndarray]) -> np.ndarray:
     inside = np.asarray(True)
-    for position, size in zip(index, buf.shape):
-        inside = inside & (position >= 0) & (position < size)
+    for position, size, bounded in zip(index, buf.shape, _bounded(buf)):
+        inside = inside & ((position >= 0) & (position < size) | (not bounded))
     return inside
 
 
 def _flat(buf: Buf, index: Sequence[np.ndarray]) -> np.ndarray:
     found = np.asarray(0)
-    for position, stride in zip(index, buf.strides):
-        found = found + position.astype(np.int64) * stride
+    for position, size, stride, bounded in zip(index, buf.shape, buf.strides, _bounded(buf)):
+        place = position.astype(np.int64)
+        found = found + (place if bounded else place % size) * stride
     return found
 
 
@@ -219,10 +291,7 @@ def _run_nest(nest: Nest, memory: NestMemory, symbols: Mapping[str, int]) -> Non
     free = [dim for dim in nest.dims if dim not in nest.rdims]
     if any(nest.dims[dim] == 0 for dim in free):
         return
-    axes = {
-        dim: np.arange(size).reshape([-1 if k == at else 1 for k in range(len(nest.dims))])
-        for at, (dim, size) in enumerate(nest.dims.items())
-    }
+    axes = _axes(nest)
     if not _meets_itself(nest, memory, symbols, axes):
         _run_points(nest, memory, symbols, axes)
         return
@@ -236,6 +305,14 @@ def _run_nest(nest: Nest, memory: NestMemory, symbols: Mapping[str, int]) -> Non
             symbols,
             axes | {dim: np.full([1] * len(axes), position) for dim, position in zip(free, at)},
         )
+
+
+def _axes(nest: Nest) -> dict[str, np.ndarray]:
+    """Values of each dimension, along an axis of its own."""
+    return {
+        dim: np.arange(size).reshape([-1 if k == at else 1 for k in range(len(nest.dims))])
+        for at, (dim, size) in enumerate(nest.dims.items())
+    }
 
 
 def _run_points(
@@ -253,7 +330,7 @@ def _run_points(
         before = _Points(memory, symbols, axes)
         reduce = reductions.accumulated if nest.ordered else reductions.reduced
         accumulators = [
-            reduce(reduction, [before.value(arg) for arg in reduction.args], reduced, shape)
+            reduce(reduction, _read(nest, reduction, before), reduced, shape)
             for reduction in nest.reductions
         ]
     if 0 not in shape:
@@ -269,6 +346,14 @@ def _run_points(
         [store for store in nest.stores if not store.inner],
         _Points(memory, symbols, places, accumulators),
     )
+
+
+def _read(nest: Nest, reduction: Reduction, points: _Points) -> list[np.ndarray]:
+    """Operands of a reduction at points; of a matrix instruction the part that it reads."""
+    values = [points.value(arg) for arg in reduction.args]
+    if nest.by is None or not reduction.is_product:
+        return values
+    return [nest.by.instruction.as_read(value) for value in values]
 
 
 def _run_in_order(
@@ -307,6 +392,13 @@ def _write(stores: Sequence[Store], at: _Points) -> None:
 
     All is read before the first store.
     """
+    for store, (flat, value) in zip(stores, _stored(stores, at)):
+        at.memory.copies.touch(store.buf, flat, "a store to")
+        at.memory.flat(store.buf)[flat] = rounded(value, store.buf.dtype)
+
+
+def _stored(stores: Sequence[Store], at: _Points) -> list[list[np.ndarray]]:
+    """[places in the buffer, values that are stored there] of each store."""
     shape = (
         tuple(np.broadcast_shapes(*(points.shape for points in at.dims.values())))
         if at.dims
@@ -326,8 +418,7 @@ def _write(stores: Sequence[Store], at: _Points) -> None:
                 for array in (_flat(store.buf, index), at.value(store.value))
             ]
         )
-    for store, (flat, value) in zip(stores, ready):
-        at.memory.flat(store.buf)[flat] = rounded(value, store.buf.dtype)
+    return ready
 
 
 # ---------------------------------------------------------------- do points meet?

@@ -24,7 +24,9 @@ from pbkern.core.errors import InternalError
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.elementwise_row import TRUTH
 
-from .instructions import ProductInstruction
+from .tiles.instructions import ProductInstruction
+from .tiles.layout import Swizzle
+from .tiles.tiling import Tiling
 
 if TYPE_CHECKING:
     from pbkern.lower.math.elementwise import EqnInfo
@@ -41,6 +43,10 @@ INT32 = np.dtype(np.int32)
 FLOAT32 = np.dtype(np.float32)
 # Parameters that the text of an operation leaves out: the node's type says the first, no code depends on the others.
 UNWRITTEN_PARAMS = frozenset(("new_dtype", "sharding", "weak_type"))
+# Memories of scratch: that of a thread block, registers of its threads, matrix registers of a CPU.
+SPACES = ("shared", "registers", "tiles")
+# Words before the layouts of buffers in texts.
+LAYOUTS: dict[type, str] = {Swizzle: "swizzle", Tiling: "by"}
 # Types of constants that are written without one, by kind.
 _DEFAULT_CONSTANTS = {"f": FLOAT32, "i": INT32, "b": BOOL}
 
@@ -61,7 +67,13 @@ def result_type(primitive: str, args: Sequence[Expr]) -> np.dtype | None:
 
 @dataclass(frozen=True, eq=False)
 class Buf:
-    """A contiguous array: a kernel operand (`arena` False) or scratch of one task (`arena` True)."""
+    """A contiguous array: a kernel operand (`arena` False) or scratch of one task (`arena` True).
+
+    space: memory of scratch, one of SPACES; "" where the target decides.
+    layout: of shared memory, where elements lie if not in order; of registers, which threads hold them,
+      if not those that compute the points at which they are touched.
+    circular: the first axis counts stages, and places along it are taken modulo its size.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -71,6 +83,9 @@ class Buf:
     # how far its elements move along the last axis but for bends, where known
     # (lower/values/dynamic_strides.py)
     step: int | None = None
+    space: str = ""
+    layout: Swizzle | Tiling | None = None
+    circular: bool = False
 
     @property
     def size(self) -> int:
@@ -99,7 +114,10 @@ class Buf:
         storage = f" of {self.storage.name}" if self.storage is not None else ""
         step = f" step {self.step}" if self.step is not None else ""
         shape = ",".join(map(str, self.shape))
-        return f"{self.name}: {self.dtype.name}[{shape}]{scratch}{storage}{step}"
+        space = f" {self.space}" if self.space else ""
+        layout = "" if self.layout is None else f" {LAYOUTS[type(self.layout)]} {self.layout}"
+        circular = " circular" if self.circular else ""
+        return f"{self.name}: {self.dtype.name}[{shape}]{scratch}{storage}{step}{space}{layout}{circular}"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -472,6 +490,9 @@ class Nest:
 
     A point reads all that its stores need before any of them stores: they may read what another one
     overwrites.
+
+    `by`: which threads compute which points, the dimensions being rows, columns and depth of its
+    tile; None: the target decides.
     """
 
     dims: Mapping[str, int]
@@ -480,6 +501,7 @@ class Nest:
     stores: tuple[Store, ...] = ()
     ordered: bool = False
     at: str | None = None
+    by: Tiling | None = None
 
     def expressions(self) -> list[Expr]:
         operands = [arg for reduction in self.reductions for arg in reduction.args]
@@ -542,7 +564,8 @@ class Nest:
         in_order = self.rdims == tuple(dim for dim in self.dims if dim in self.rdims)
         rank = {dim: "*" if in_order else f"*{k}" for k, dim in enumerate(self.rdims)}
         head = ", ".join(f"{dim}<{size}{rank.get(dim, '')}" for dim, size in self.dims.items())
-        rows = [f"nest [{head}]" + (" ordered" if self.ordered else "") + self.decisions()]
+        ordered, by = " ordered" if self.ordered else "", f" by {self.by}" if self.by else ""
+        rows = [f"nest [{head}]{ordered}{by}{self.decisions()}"]
         names = _name_shared(self.nodes(), rows, "  ")
         rows += [
             f"  acc{k}{typed(reduction.dtype, reduction.args[0].dtype)} {reduction.op}"
@@ -659,7 +682,25 @@ class Prefetch:
     count: int
 
 
-Stmt = Nest | Let | If | For | While | Sort | Trace | Prefetch
+@dataclass(frozen=True, slots=True)
+class AsyncCopy:
+    """Begins copies that the device makes by itself, as one group; each is a nest of one store.
+
+    What they store is there behind the Wait that waits for the group. Until then nobody may touch it,
+    and nobody may change what they read.
+    """
+
+    body: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Waits until at most the last `groups` groups of copies are under way."""
+
+    groups: int
+
+
+Stmt = Nest | Let | If | For | While | Sort | Trace | Prefetch | AsyncCopy | Wait
 # Statements that run one after the other, as a statement holds them.
 Block = tuple[Stmt, ...]
 
@@ -669,7 +710,7 @@ def bodies(stmt: Stmt) -> tuple[Block, ...]:
     match stmt:
         case If(branches=branches):
             return branches
-        case For(body=body):
+        case For(body=body) | AsyncCopy(body=body):
             return (body,)
         case While(condition=condition, body=body):
             return (condition, body)
@@ -689,7 +730,7 @@ def with_bodies(stmt: Stmt, change: Callable[[Block], Sequence[Stmt]]) -> Stmt:
     match stmt:
         case If():
             return replace(stmt, branches=tuple(tuple(change(block)) for block in stmt.branches))
-        case For():
+        case For() | AsyncCopy():
             return replace(stmt, body=tuple(change(stmt.body)))
         case While():
             condition = tuple(change(stmt.condition))
@@ -730,6 +771,10 @@ def show(stmts: Sequence[Stmt], indent: str = "") -> str:
                     f"{indent}do:",
                     show(b, indent + "  "),
                 ]
+            case AsyncCopy(body=b):
+                rows += [f"{indent}async:", show(b, indent + "  ")]
+            case Wait(groups=n):
+                rows.append(f"{indent}wait {n}")
             case Trace(site=k, buffers=bufs):
                 rows.append(f"{indent}trace {k}: {', '.join(buf.name for buf in bufs)}")
             case Prefetch(buf=b, index=i, count=n):

@@ -22,11 +22,12 @@ from pbkern.core.errors import InternalError
 
 from .context import NestContext
 from .effects import accessed
-from .instructions import ProductInstruction
 from .ir import (
     BOOL,
     FLOAT32,
     INT32,
+    SPACES,
+    AsyncCopy,
     Block,
     Buf,
     Expr,
@@ -40,11 +41,15 @@ from .ir import (
     Stmt,
     Store,
     Trace,
+    Wait,
     While,
     every,
     result_type,
     show,
 )
+from .tiles.instructions import ProductInstruction
+from .tiles.layout import Swizzle
+from .tiles.tiling import Tiling
 
 NAME = r"[A-Za-z_%@$][\w%@$.]*"
 NUMBER = r"-?(?:0x[0-9a-f]+|(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w.]))"
@@ -52,8 +57,10 @@ NUMBER = r"-?(?:0x[0-9a-f]+|(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w.]))"
 TOKEN = re.compile(rf"\s*(?:{NUMBER}|{NAME}|\S)")
 BUFFER = re.compile(
     rf"(?P<name>{NAME}): (?P<dtype>\w+)\[(?P<shape>[\d,]*)\](?P<scratch> scratch)?"
-    rf"(?: of (?P<storage>{NAME}))?(?: step (?P<step>-?\d+))?"
+    rf"(?: of (?P<storage>{NAME}))?(?: step (?P<step>-?\d+))?(?: (?P<space>{'|'.join(SPACES)}))?"
+    r"(?: swizzle (?P<mask>\d+)>>(?P<shift>\d+))?(?: by (?P<tiling>\S+ \d+x\d+))?(?P<circular> circular)?"
 )
+TILING = re.compile(r"(?:by (?P<name>\S+) (?P<rows>\d+)x(?P<columns>\d+))? ?(?P<rest>.*)")
 # Primitives that take the type of their result as a parameter.
 CONVERSIONS = frozenset(("convert_element_type", "bitcast_convert_type"))
 
@@ -118,11 +125,16 @@ def parse(text: str, context: NestContext, dialect: Dialect = SHARED) -> Program
         if declared is None:
             lines.append(line)
         else:
-            buffers[declared["name"]] = _buffer(declared, buffers)
+            buffers[declared["name"]] = _buffer(declared, buffers, dialect)
     return Program(list(_Statements(lines, context, buffers, dialect).block(0)), buffers)
 
 
-def _buffer(declared: re.Match, buffers: Mapping[str, Buf]) -> Buf:
+def _buffer(declared: re.Match, buffers: Mapping[str, Buf], dialect: Dialect) -> Buf:
+    layout: Swizzle | Tiling | None = None
+    if declared["mask"]:
+        layout = Swizzle(int(declared["mask"]), int(declared["shift"]))
+    elif declared["tiling"]:
+        layout, _ = _tiling(f"by {declared['tiling']}", dialect)
     return Buf(
         declared["name"],
         tuple(map(int, filter(None, declared["shape"].split(",")))),
@@ -130,7 +142,20 @@ def _buffer(declared: re.Match, buffers: Mapping[str, Buf]) -> Buf:
         arena=declared["scratch"] is not None,
         storage=buffers[declared["storage"]] if declared["storage"] else None,
         step=None if declared["step"] is None else int(declared["step"]),
+        space=declared["space"] or "",
+        layout=layout,
+        circular=declared["circular"] is not None,
     )
+
+
+def _tiling(text: str, dialect: Dialect) -> tuple[Tiling | None, str]:
+    """(the tiling that a text begins with, if it does, the rest of the text)."""
+    written = TILING.fullmatch(text)
+    assert written is not None
+    if written["name"] is None:
+        return None, text
+    warps = int(written["rows"]), int(written["columns"])
+    return Tiling(dialect.instructions[written["name"]], warps), written["rest"]
 
 
 def _dtype(name: str) -> np.dtype:
@@ -202,6 +227,10 @@ class _Statements:
                 return While(condition, rest.removesuffix(":"), self.block(indent + 2))
             case "sort":
                 return self.sort(rest)
+            case "async:":
+                return AsyncCopy(self.block(indent + 2))
+            case "wait":
+                return Wait(int(rest))
             case "trace":
                 site, names = rest.split(": ", 1)
                 return Trace(int(site), self.named(names))
@@ -253,9 +282,9 @@ class _Statements:
         stores = tuple(reader.store(row) for row in rows if row not in shared and row not in sums)
         decisions = behind.strip()
         ordered = decisions.startswith("ordered")
-        decisions = decisions.removeprefix("ordered").strip()
+        by, decisions = _tiling(decisions.removeprefix("ordered").strip(), self.dialect)
         rdims = tuple(sorted(ranks, key=ranks.__getitem__))
-        nest = Nest(dims, rdims, reductions, stores, ordered)
+        nest = Nest(dims, rdims, reductions, stores, ordered, by=by)
         if not decisions:
             return nest
         if self.dialect.decide is None:

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 
-from .ir import Accumulator, Buf, For, Gather, If, Let, Nest, Prefetch, Stmt, While, show
+from .async_copies import copied
+from .ir import (
+    Accumulator,
+    AsyncCopy,
+    Buf,
+    For,
+    Gather,
+    If,
+    Let,
+    Load,
+    Nest,
+    Prefetch,
+    Stmt,
+    Wait,
+    While,
+    nodes,
+    show,
+)
+from .tiles.tiling import Tiling
 
 
 def verify(stmts: Sequence[Stmt], symbols: frozenset[str] = frozenset()) -> None:
@@ -25,6 +44,13 @@ def verify(stmts: Sequence[Stmt], symbols: frozenset[str] = frozenset()) -> None
             case Prefetch(index=index):
                 if not all(position.symbols <= known for position in index):
                     raise InternalError(f"nest: unknown symbols in {show([stmt])}")
+            case AsyncCopy(body=body):
+                verify(body, frozenset(known))
+                if not all(isinstance(inner, Nest) and copied(inner) for inner in body):
+                    raise InternalError("nest: a copy computes", why=show([stmt]))
+            case Wait(groups=groups):
+                if groups < 0:
+                    raise InternalError(f"nest: a wait for {groups} groups")
             case If(branches=bs):
                 for b in bs:
                     verify(b, frozenset(known))
@@ -47,7 +73,7 @@ def _verify_nest(nest: Nest, known: set[str]) -> None:
             raise InternalError(
                 f"nest: {what} {buf} with {len(index)} indices", at=nest.at, why=str(nest)
             )
-        for position, extent in zip(index, buf.shape):
+        for axis, (position, extent) in enumerate(zip(index, buf.shape)):
             if position is None:
                 continue
             if not position.symbols <= symbols:
@@ -56,7 +82,8 @@ def _verify_nest(nest: Nest, known: set[str]) -> None:
                     at=nest.at,
                     why=str(nest),
                 )
-            if not guard and position.symbols <= nest.dims.keys():
+            is_stage = buf.circular and axis == 0
+            if not (guard or is_stage) and position.symbols <= nest.dims.keys():
                 low, high = position.bounds(lambda dim: nest.dims[dim] + reach.get(dim, 0))
                 if (low < 0 or high >= extent) and all(nest.dims.values()):
                     raise InternalError(
@@ -65,6 +92,8 @@ def _verify_nest(nest: Nest, known: set[str]) -> None:
                         why=str(nest),
                     )
 
+    if nest.by is not None:
+        _verify_tiling(nest, nest.by)
     for load in nest.loads():
         guard = isinstance(load, Gather) or load.guard  # gathers clamp
         check(load.buf, load.index, guard, "load of", reaches.get(id(load), {}))
@@ -79,3 +108,40 @@ def _verify_nest(nest: Nest, known: set[str]) -> None:
             raise InternalError(
                 "nest: an inner write uses an unfinished accumulator", at=nest.at, why=str(nest)
             )
+
+
+def _verify_tiling(nest: Nest, by: Tiling) -> None:
+    """Checks that the tile fits the instruction, and that threads hold what they touch of arrays in registers."""
+    free = [dim for dim in nest.dims if dim not in nest.rdims]
+    products = [reduction for reduction in nest.reductions if reduction.is_product]
+    shape = tuple(nest.dims.values())
+    wrong = ""
+    if products and (len(free) != 2 or len(shape) != 3 or len(nest.reductions) != 1):
+        wrong = "a product has rows, columns, a depth and no other reduction"
+    elif products and not all(
+        dim not in arg.symbols for dim, arg in zip(reversed(free), products[0].args)
+    ):
+        wrong = "the first operand has no columns, the second one no rows"
+    elif not products and (len(shape) > 2 or not set(nest.rdims) <= set(list(nest.dims)[1:])):
+        wrong = "its dimensions are rows and columns, of which columns may be reduced"
+    elif not by.fits(shape):
+        wrong = f"its tile of {shape} does not fit {by}"
+    ways = [tuple(map(Affine.symbol, list(nest.dims)[:count])) for count in (1, 2)]
+    operands = nodes([arg for product in products for arg in product.args])
+    accesses = [(load.buf, load.index) for load in nest.loads() if load not in operands]
+    accesses += [(store.buf, store.index) for store in nest.stores]
+    if products and not wrong:
+        first, second = products[0].args
+        if isinstance(first, Load) and first.buf.space == "registers":
+            order = by.held_first(shape[0], shape[2])
+            if first.buf.layout != by or order is None:
+                wrong = "its lanes do not hold the first operand as the instruction takes it"
+        if any(
+            isinstance(node, Load) and node.buf.space == "registers" for node in nodes([second])
+        ):
+            wrong = "the second operand is in registers"
+    for buf, index in accesses if not wrong else ():
+        if buf.space == "registers" and (buf.layout != by or index not in ways):
+            wrong = f"its threads do not hold {buf.name} at {', '.join(map(str, index))}"
+    if wrong:
+        raise InternalError(f"nest: {wrong}", at=nest.at, why=str(nest))

@@ -11,8 +11,8 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.jax_types import Atom
-from pbkern.lower.nest.draft import NestDraft
 from pbkern.lower.nest.ir import Expr, Names, Pool, Stmt
+from pbkern.lower.values.draft import NestDraft
 
 from .dynamic_strides import Steps
 from .items import ControlItem, Item, RefView

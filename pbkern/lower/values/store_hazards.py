@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from pbkern.lower.nest.addresses import apart
-from pbkern.lower.nest.draft import NestDraft
 from pbkern.lower.nest.ir import Buf, Gather, Load, Nest, Store
+from pbkern.lower.values.draft import NestDraft
 
 from . import materialise
 from .items import StoreItem

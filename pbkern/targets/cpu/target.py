@@ -77,6 +77,9 @@ class CpuTarget:
         threads = sorted({count for count in (1, cores // 2) if 1 <= count < cores})
         return [("max_concurrent_steps", [2, 3]), ("num_threads", threads)]
 
+    def product_instructions(self, kernel: Kernel, options) -> tuple[str, ...]:
+        return ()  # those of this target multiply words of vectors
+
     def identity(self) -> str:
         return (
             disk_cache.digest((content.sources(), self.device))

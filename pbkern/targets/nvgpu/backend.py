@@ -10,8 +10,12 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.targets.simt.backend import ThreadBackend
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.params import ThreadParams, of_kernel
+from pbkern.targets.simt.schedule.instructions import multiplied_matrices
 
 from .params import CompilerParams
+
+# Elements of a block's product from which on it has twice as many threads: 64 sums of 128 x 128 each.
+LARGE_PRODUCT = 1 << 14
 
 
 class NvgpuBackend(ThreadBackend):
@@ -24,7 +28,17 @@ class NvgpuBackend(ThreadBackend):
     ) -> ThreadOptions:
         p = of_kernel(kernel, self.params)
         build = super().build_options(kernel, options, program)
-        return dataclasses.replace(build, profile_space=p.profile_space, profile_dir=p.profile_dir)
+        tensor_cores = not options.polyblocks_gpu_no_tensor_core and not build.plain
+        largest = multiplied_matrices(kernel.body.jaxpr) if tensor_cores else 0
+        if p.num_warps is None and largest >= LARGE_PRODUCT:
+            build = dataclasses.replace(build, threads=2 * build.threads)
+        return dataclasses.replace(
+            build,
+            profile_space=p.profile_space,
+            profile_dir=p.profile_dir,
+            tensor_cores=tensor_cores,
+            one_case=largest > 0,
+        )
 
     def refused(self, params: ThreadParams) -> Mapping[str, str]:
         assert isinstance(params, CompilerParams)
@@ -35,7 +49,7 @@ class NvgpuBackend(ThreadBackend):
             ),
             "lowering_semantics": (
                 params.lowering_semantics != "Lane",
-                "this target has no code for tensor cores yet",
+                "this target has no code for groups of warps yet",
             ),
         }
         return {field: why for field, (is_asked, why) in asked.items() if is_asked}

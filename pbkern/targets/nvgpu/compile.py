@@ -14,14 +14,18 @@ TRIPLE = "nvptx64-nvidia-cuda"
 # Threads that a multiprocessor is to hold at least, so that each may have 128 registers: without a
 # number, ptxas spills some of them to have room for more blocks.
 RESIDENT_THREADS = 512
+# Registers of a thread's tiles from which on half as many threads are resident, with 255 registers each. Fewer words fit 128,
+# for tiles are not all alive together. Source: registers that ptxas 13 takes for attention of 64 and 128 columns.
+MANY_TILE_WORDS = 200
 
 
 def llvm_ir(function: ThreadFunction) -> str:
     """LLVM IR of a kernel. Raises InternalError."""
+    resident = RESIDENT_THREADS // 2 if function.tile_words > MANY_TILE_WORDS else RESIDENT_THREADS
     attributes = {
         "nvvm.kernel": "unit",
         "nvvm.reqntid": f"array<i32: {function.threads}>",
-        "nvvm.minctasm": f"{max(RESIDENT_THREADS // function.threads, 1)} : i32",
+        "nvvm.minctasm": f"{max(resident // function.threads, 1)} : i32",
     }
     return llvm.ir_of(function, ("convert-nvvm-to-llvm",), attributes)
 

@@ -23,7 +23,8 @@ class CompilerParams(ThreadParams):
         block. None, the default: a dimension is parallel where its programs provably write disjoint
         blocks and keep nothing in scratch.
       max_concurrent_steps: sequential grid steps whose blocks are on their way at the same time.
-        Default 1: none is prefetched. More are refused: this target does not prefetch yet.
+        Default 1: none is prefetched. More are refused: only operands of products are copied ahead,
+        by as many steps as the target chooses.
       delay_release: sequential steps that the memory of a block is kept after its step. Default 0;
         less than max_concurrent_steps.
       unsafe_no_auto_barriers: place no barrier between statements whose threads meet in memory.
@@ -33,8 +34,8 @@ class CompilerParams(ThreadParams):
         block wait for each other at both ends of a step.
       profile_dir: folder for the recorded events, a Chrome trace (chrome://tracing, Perfetto) per
         launch. Default "".
-      lowering_semantics: "Lane", the default: code for single threads. "Warpgroup" is refused:
-        there are no tensor cores yet.
+      lowering_semantics: "Lane", the default: code for threads, and for warps where these multiply
+        matrices. "Warpgroup" is refused: there is no code for groups of warps yet.
       num_warps: warps of 32 threads in a block, a power of two up to 32. None, the default: 4.
 
     Examples:

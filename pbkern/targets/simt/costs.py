@@ -21,9 +21,15 @@ from .machine import IN_FLIGHT_BYTES, RESIDENT_BLOCKS
 # The part of a multiprocessor's own memory that shared memory may take: 227 of 256 KB, 163 of 192,
 # 99 of 128. Source: CUDA C++ Programming Guide, technical specifications.
 SHARED_SHARE = 0.8
-
 # Rows of 512 bytes are a warp's widest loads. Blocks of 64 x 64 elements are turned in 16 KB of shared memory.
 THREAD_SIZES = replace(SIZES, far_row_bytes=512, busy_programs=1, turned_side=64, even_part=32)
+# The sums of 128 x 128 fill half of the registers of 256 threads; tiles below 64 read each operand
+# too often.
+MATRIX_SIZES = replace(
+    THREAD_SIZES,
+    matrix_types=frozenset(("bfloat16", "float16", "int8")),
+    matrix_tiles=(64, 128),
+)
 
 
 class ThreadCosts(MachineCosts):
@@ -31,7 +37,9 @@ class ThreadCosts(MachineCosts):
 
     @property
     def sizes(self) -> Sizes:
-        return THREAD_SIZES
+        """Machines with matrix instructions have a higher rate for float16."""
+        has_matrices = self.flops("float16") > self.flops("float32")
+        return MATRIX_SIZES if has_matrices else THREAD_SIZES
 
     @property
     def near_bytes(self) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pbkern.core.errors import OptionError
 from pbkern.core.options import nearest
+from pbkern.lower.mlir.math_table import SHARED, MathTable
 from pbkern.lower.mlir.operation import Emit, Operation
+from pbkern.lower.mlir.ops import Builder, Ssa
 
 # MLIR's number of the memory that a thread block shares; the same at both vendors.
 SHARED_SPACE = 3
@@ -24,6 +26,7 @@ class VendorCode(Protocol):
         the launch.
       private: LLVM's number of the memory in which a function's own variables lie before they are
         registers.
+      math: instructions in place of functions that all targets have.
     """
 
     @property
@@ -34,6 +37,8 @@ class VendorCode(Protocol):
     def declared_bytes(self) -> int: ...
     @property
     def private(self) -> int: ...
+    @property
+    def math(self) -> MathTable: ...
 
     def thread(self, put: Emit) -> str:
         """i32: number of the thread in its block."""
@@ -51,6 +56,22 @@ class VendorCode(Protocol):
         """
 
 
+class NvidiaMath:
+    """Instructions of sm_80 and newer. Source: PTX ISA 8.7, section 9.7.9.21, cvt: bf16 with subnormals, one NaN."""
+
+    def lookup(self, function: str, el: str) -> Callable[[Any, Any], Any] | None:
+        return _rounded_to_bf16 if (function, el) == ("bf16", "f32") else None
+
+
+def _rounded_to_bf16(b: Builder, x: Ssa) -> Ssa:
+    """Rounds by cvt.rn.bf16; elsewhere bfloat16 is an integer of 16 bits."""
+    narrow = b.emit("arith.truncf", (x.name,), "f32 to bf16")
+    return x._replace(name=b.emit("arith.bitcast", (narrow,), "bf16 to i16"), el="bf16")
+
+
+NVIDIA_MATH = NvidiaMath()
+
+
 @dataclass(frozen=True)
 class Nvidia:
     """PTX, by the NVVM dialect.
@@ -62,6 +83,10 @@ class Nvidia:
     warp: int = 32
     declared_bytes: int = 48 << 10
     private: int = 0
+
+    @property
+    def math(self) -> MathTable:
+        return NVIDIA_MATH
 
     def thread(self, put: Emit) -> str:
         return put("nvvm.read.ptx.sreg.tid.x", (), "i32")
@@ -102,6 +127,10 @@ class Amd:
     warp: int = 64
     declared_bytes: int = 64 << 10
     private: int = 5
+
+    @property
+    def math(self) -> MathTable:
+        return SHARED
 
     def thread(self, put: Emit) -> str:
         return put("rocdl.workitem.id.x", (), "i32")

@@ -27,7 +27,8 @@ class Figures:
     Attributes:
       multiprocessors: streaming multiprocessors, compute units. flops: float32 per second, without
         tensor cores.
-      doubles: of float64, as a part of it. cache: bytes of the last one. near: bytes of a
+      doubles: of float64, as a part of it. matrices: products of 16 bits per second by matrix
+        instructions, summed in float32; 0 where none are used. cache: bytes of the last one. near: bytes of a
         multiprocessor's own memory, shared memory and first cache together. bandwidth: bytes of
         memory per second.
     """
@@ -39,6 +40,7 @@ class Figures:
     bandwidth: float
     clock: float
     doubles: float = 0.5
+    matrices: float = 0.0
 
 
 def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
@@ -57,9 +59,9 @@ def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
         peak_flops={
             "float32": specs.flops,
             "float64": specs.flops * specs.doubles,
-            "bfloat16": specs.flops,
-            "float16": specs.flops,
-            "int8": specs.flops,
+            "bfloat16": specs.matrices or specs.flops,
+            "float16": specs.matrices or specs.flops,
+            "int8": 2 * specs.matrices or specs.flops,
         },
         clock_hz=specs.clock,
         launch_seconds=LAUNCH_SECONDS,

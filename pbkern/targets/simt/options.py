@@ -40,6 +40,7 @@ class ThreadOptions(BuildOptions):
       shared_bytes: most shared memory of a block. Scratch beyond lies in global memory.
       approx_math: cheaper versions of functions.
       barriers: whether barriers are placed between statements that meet.
+      tensor_cores: whether warps multiply matrices by one instruction (schedule/instructions.py).
       profile_space, profile_dir: events that each block records, and the folder of the traces.
     """
 
@@ -50,6 +51,7 @@ class ThreadOptions(BuildOptions):
     shared_bytes: int = 227 << 10
     approx_math: bool = False
     barriers: bool = True
+    tensor_cores: bool = False
     profile_space: int = 0
     profile_dir: str = ""
 

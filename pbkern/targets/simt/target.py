@@ -13,11 +13,14 @@ from pbkern.core.errors import OptionError
 from pbkern.core.machine import Machine
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import disk_cache
-from pbkern.dsl.build_programs import in_stages
+from pbkern.dsl.build_programs import in_stages, kernel_program
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.in_range import in_range_p
 from pbkern.dsl.text import repro
+from pbkern.lower.kernel_nests import kernel_nests
+from pbkern.lower.nest.ir import Nest, every
+from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.lower.rules import coverage as support
 from pbkern.targets.backend import device_function, device_functions
 from pbkern.targets.llvm import process
@@ -97,6 +100,17 @@ class ThreadTarget(abc.ABC):
 
     def variations(self) -> list[tuple[str, list]]:
         return [("num_warps", [2, 8])]
+
+    def product_instructions(self, kernel: Kernel, options) -> tuple[str, ...]:
+        backend, names = self.backend_of(options.device), set()
+        for stage in in_stages(kernel_program(kernel)).kernels():
+            build = backend.build_options(stage, options)
+            if build.one_case:
+                nests = kernel_nests(stage, build).after((*SHARED_PASSES, *backend.passes))
+                found = [stmt for case in nests.cases for stmt in every(case.statements)]
+                tilings = [stmt.by for stmt in found if isinstance(stmt, Nest) and stmt.by]
+                names |= {tiling.instruction.name for tiling in tilings}
+        return tuple(sorted(names))
 
     def identity(self) -> str:
         return f"{self.name} {self.backend.kind.architecture} {kept_code.environment()}"

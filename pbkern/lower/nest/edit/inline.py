@@ -46,6 +46,36 @@ def inlined(maker: Nest, reader: Nest, pool: Pool) -> Nest | None:
     return reader.mapped(pool.rewriter(replaced))
 
 
+def recomputed(maker: Nest, reader: Nest, pool: Pool) -> Nest | None:
+    """The reader with the maker's values computed anew at each place where it reads them; None where it may not be.
+
+        nest [i<8, k<9]                            nest [i<8, j<4, k<9*]
+          t[i, k] = f(a[i, k])                       acc0 dot= f(a[i, k]), b[k, j]
+        nest [i<8, j<4, k<9*]              ->        y[i, j] = acc0  (after)
+          acc0 dot= t[i, k], b[k, j]
+          y[i, j] = acc0  (after)
+
+    Legal where the maker stores once at each of its points, and reads nothing of what it stores; where nobody else reads
+    that, nor stores between the two to what the maker reads.
+    """
+    if maker.rdims or maker.ordered or maker.moves():
+        return None
+    if not all(_stores_all(maker, store) for store in maker.stores):
+        return None
+    stores = {store.buf: store for store in maker.stores}
+    loads = [load for load in reader.loads() if load.buf.root in stores]
+    values = {
+        load: stored_at(stores[load.buf], load.index, pool)
+        for load in loads
+        if isinstance(load, Load) and load.buf in stores and not load.guard
+    }
+    if len(values) < len(loads) or not all(values.values()):
+        return None
+    return reader.mapped(
+        pool.rewriter(lambda node: values.get(node) if isinstance(node, Load) else None)
+    )
+
+
 def _stores_all(maker: Nest, store: Store) -> bool:
     """Whether a store runs once at every point, and is the only access to its buffer."""
     if not store.inner or store.guard or store.mask is not None or store.buf.storage is not None:

@@ -1,4 +1,4 @@
-"""Part of a buffer -> a copy of it, from which it is read."""
+"""Part of a buffer, or an expression -> a copy of it, from which it is read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Store
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Store
 
 Index = tuple[Affine, ...]
 
@@ -43,6 +43,25 @@ def copied(
         index[span.axis] += Affine.symbol(name, span.step)
     store = Store(buf, arranged([*map(Affine.symbol, spans)]), source(tuple(index)))
     return Nest({name: span.size for name, span in spans.items()}, stores=(store,), at=at)
+
+
+def staged(nest: Nest, expr: Expr, buf: Buf, dims: Sequence[str], pool: Pool) -> tuple[Nest, Nest]:
+    """(the nest that stores an expression of some of the dimensions, the nest that reads it).
+
+                                              nest [i<8, k<9]
+        nest [i<8, j<4, k<9*]                   t[i, k] = f(a[i, k])
+          acc0 dot= f(a[i, k]), b[k, j]  ->   nest [i<8, j<4, k<9*]
+                                                acc0 dot= t[i, k], b[k, j]
+
+    `dims`: of the axes of the buffer, in order. Legal where the nest stores to nothing that the expression reads, and the
+    expression has no other dimensions of the nest.
+    """
+    index = tuple(map(Affine.symbol, dims))
+    value = pool.load(buf.dtype, buf, index)
+    copy = Nest(
+        {dim: nest.dims[dim] for dim in dims}, stores=(Store(buf, index, expr),), at=nest.at
+    )
+    return copy, nest.mapped(pool.rewriter(lambda node: value if node is expr else None))
 
 
 @dataclass(frozen=True)

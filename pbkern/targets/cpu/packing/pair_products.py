@@ -21,7 +21,6 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
-from pbkern.lower.nest.instructions import ProductInstruction
 from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,
@@ -34,6 +33,7 @@ from pbkern.lower.nest.ir import (
     Store,
     nodes,
 )
+from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.targets.cpu.machine import ROW_PADDING
 from pbkern.targets.cpu.schedule.instructions import INT16, word_product
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from pbkern.lower.mlir.operation import TILE
 from pbkern.lower.mlir.ops import Builder, Ssa
-from pbkern.lower.nest.instructions import WORD_BITS, ProductInstruction
+from pbkern.lower.nest.tiles.instructions import WORD_BITS, ProductInstruction
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT32 = np.dtype(np.float32)

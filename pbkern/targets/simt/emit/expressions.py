@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pbkern.core.affine import Affine
 from pbkern.lower.math import elementwise
@@ -31,6 +32,7 @@ from pbkern.lower.nest.ir import (
     Store,
 )
 from pbkern.lower.nest.rounding import may_cancel
+from pbkern.lower.nest.tiles.layout import Swizzle
 from pbkern.targets.simt.device import SHARED_SPACE
 from pbkern.targets.simt.schedule.memory import Placement
 
@@ -125,6 +127,8 @@ class Expressions:
                 )
             case InRange():
                 i, low, high = expr.affine, expr.low, expr.high
+                if self._is_same_beside(walk, expr):
+                    i += -(i.const % walk.beside)
                 return Ssa(
                     self._within(block, self.text.affine(block, i)[1], low, high)
                     or b.c(True, "i1").name,
@@ -134,9 +138,7 @@ class Expressions:
             case Load():
                 buf, index, guard = expr.buf, expr.index, expr.guard
                 if walk.beside > 1 and walk.along in expr.symbols:
-                    return b.from_storage(
-                        self._load_beside(walk, block, buf, flat_index(buf, index)), buf.dtype
-                    )
+                    return b.from_storage(self._load_beside(walk, block, expr), buf.dtype)
                 flat = self._clamped(walk, block, buf, index) if guard else flat_index(buf, index)
                 return self._load(block, buf, flat)
             case Gather():
@@ -243,6 +245,31 @@ class Expressions:
     def address(self, block: Block, flat: Affine | str) -> str:
         return flat if isinstance(flat, str) else self.text.affine(block, flat)[1]
 
+    def element(self, block: Block, buf: Buf, index: Sequence[Affine]) -> str:
+        """The number of an element in its buffer's memory: in a tile's stage, and where a swizzle puts it."""
+        if not buf.circular and buf.layout is None:
+            return self.text.affine(block, flat_index(buf, index))[1]
+        put, number = partial(self.text.put, block), self.text.index
+        stage, inner = self.in_stage(buf, index)
+        at = self.text.affine(block, inner)[1]
+        if isinstance(buf.layout, Swizzle):
+            high = put("arith.shrui", (at, number(buf.layout.shift)), "index")
+            bits = put("arith.andi", (high, number(buf.layout.mask)), "index")
+            at = put("arith.xori", (at, bits), "index")
+        if not buf.circular:
+            return at
+        stages = buf.shape[0]
+        turn = put("arith.remui", (self.text.affine(block, stage)[1], number(stages)), "index")
+        return self._sum(block, at, self._scaled(block, turn, buf.size // stages))
+
+    @staticmethod
+    def in_stage(buf: Buf, index: Sequence[Affine]) -> tuple[Affine, Affine]:
+        """(stage of a tile, place in it as a number of elements, before it is swizzled)."""
+        if not buf.circular:
+            return Affine(), flat_index(buf, index)
+        tile = Buf(buf.name, buf.shape[1:], buf.dtype)
+        return index[0], flat_index(tile, index[1:])
+
     def _load(self, block: Block, buf: Buf, flat: Affine | str) -> Ssa:
         """Register value of one element."""
         return self.builder(block).from_storage(self.load_stored(block, buf, flat), buf.dtype)
@@ -275,14 +302,29 @@ class Expressions:
             vectors,
         )
 
-    def _load_beside(self, walk: SimtWalk, block: Block, buf: Buf, flat: Affine) -> Ssa:
-        """An element of a whole vector, which is loaded once."""
+    def _is_same_beside(self, walk: SimtWalk, test: InRange) -> bool:
+        """Whether a test is the same for all neighbours of a whole vector."""
+        numbers = [test.low, test.high]
+        numbers += [factor for symbol, factor in test.affine.terms if symbol != walk.along]
+        return walk.along in test.symbols and not any(n % walk.beside for n in numbers)
+
+    def _load_beside(self, walk: SimtWalk, block: Block, load: Load) -> Ssa:
+        """An element of a whole vector, which is loaded once; of one outside, the nearest inside."""
+        buf = load.buf
+        flat = flat_index(buf, load.index)
         lane = flat.const % walk.beside
-        key, el = ("whole", buf, flat - lane), storage_el(buf.dtype)
+        key, el = ("whole", buf, flat - lane, load.guard), storage_el(buf.dtype)
         if key not in block.memo:
             name, number, kind = self._whole(buf, walk.beside, flat - lane)
+            place: str | Affine = number
+            if load.guard:
+                first = [at - lane if walk.along in at.symbols else at for at in load.index]
+                place = self._clamped(walk, block, buf, first)
+                count = self.text.index(walk.beside)
+                operands = self.address(block, place), count
+                place = self.text.put(block, "arith.divui", operands, "index")
             block.memo[key] = self.text.put(
-                block, "memref.load", (name, self.address(block, number)), kind
+                block, "memref.load", (name, self.address(block, place)), kind
             )
         vector, kind = block.memo[key], mlir_type(el, walk.beside)
         return Ssa(
@@ -300,7 +342,12 @@ class Expressions:
         kind = mlir_type(values[0].el, len(values))
         vector = self.text.put(block, "vector.from_elements", tuple(x.name for x in values), kind)
         name, number, view = self._whole(buf, len(values), flat_index(buf, stores[0].index))
-        block.add("memref.store", (vector, name, self.address(block, number)), view)
+        place = self.address(block, number)
+        if buf.space:  # chunks of a tile stay whole
+            count = self.text.index(len(values))
+            at = self.element(block, buf, stores[0].index)
+            place = self.text.put(block, "arith.divui", (at, count), "index")
+        block.add("memref.store", (vector, name, place), view)
 
     def _gather(self, walk: SimtWalk, block: Block, expr: Gather) -> Ssa:
         """Axes given by index expressions, which lie inside; the others are affine."""
@@ -340,12 +387,7 @@ class Expressions:
         conditions += self.guards(walk, block, store.buf, store.index) if store.guard else []
 
         def fill(inner: Block) -> None:
-            self.store_stored(
-                inner,
-                store.buf,
-                self.text.affine(inner, flat_index(store.buf, store.index))[1],
-                stored,
-            )
+            self.store_stored(inner, store.buf, self.element(inner, store.buf, store.index), stored)
 
         self.text.when_all(block, conditions, fill)
 

@@ -18,6 +18,7 @@ from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import (
+    AsyncCopy,
     Buf,
     For,
     If,
@@ -28,10 +29,12 @@ from pbkern.lower.nest.ir import (
     Sort,
     Stmt,
     Trace,
+    Wait,
     While,
     every,
     nodes,
 )
+from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.lower.programs import ProgramText
 from pbkern.targets.simt.device import SHARED_SPACE, Nvidia
 from pbkern.targets.simt.options import ThreadOptions
@@ -43,6 +46,7 @@ from . import reductions, sorts
 from .nests import THREAD, SimtNestEmitter
 from .recorder import Profile, Recorder
 from .reports import Reports, ReportWriter
+from .tiles import TileEmitter
 
 # Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
 ARGUMENT_ALIGNMENT = 16
@@ -75,6 +79,7 @@ class ThreadFunction:
       reads_unwritten: whether scratch may be read where nothing has been stored, which is not used
         then: windows of rows that fusion has made, before all rows are there, and buffers of
         pipelines, behind ragged blocks.
+      tile_words: registers of 32 bits of each thread for arrays that instructions spread over threads.
       profile: what it records, if it does. reports: what it prints and checks, if it does.
     """
 
@@ -89,6 +94,7 @@ class ThreadFunction:
     index_bits: int
     operands: tuple[int, ...]
     reads_unwritten: bool = False
+    tile_words: int = 0
     profile: Profile | None = None
     reports: Reports | None = None
 
@@ -124,7 +130,11 @@ class _Lowering(ProgramText):
         self.name, self.options = name, options
         nests = registers.nests
         super().__init__(nests)
-        self.text = Text(approx=self.options.approx_math, contract=self.options.contract)
+        self.text = Text(
+            approx=self.options.approx_math,
+            contract=self.options.contract,
+            math=self.options.device.math,
+        )
         self.mappings = registers.mappings
         self.slots = max(
             (self._slots(stmt) for stmt in self._every() if isinstance(stmt, Nest)), default=0
@@ -149,6 +159,9 @@ class _Lowering(ProgramText):
             f"memref<{max(self.slots, 1)}xi64, {SHARED_SPACE}>",
             self._barrier,
         )
+        self.tiles = TileEmitter(
+            self.emitter, self.options.threads, self.options.device.warp, ARENA
+        )
         self.waits: set[int] = set()
         self.record = ""  # the parameter that times are stored to
         self.reports = Reports.of(
@@ -167,6 +180,8 @@ class _Lowering(ProgramText):
         ]
 
     def _slots(self, nest: Nest) -> int:
+        if nest.by is not None:
+            return 0
         warp = self.options.device.warp
         wide = self.mappings[id(nest)].team > warp
         return reductions.slots(nest.reductions, self.options.threads // warp) if wide else 0
@@ -234,6 +249,7 @@ class _Lowering(ProgramText):
                 k for k, operand in enumerate(self.nests.operands) if operand.buf.storage is None
             ),
             self._reads_unwritten(),
+            self._tile_words(),
             profile,
             self.reports,
         )
@@ -304,6 +320,10 @@ class _Lowering(ProgramText):
         top.add("memref.alloca", (), kind, "()", result=slots.name)
         for n in range(slots.size):
             top.add("memref.store", (zero.name, slots.name, self.text.index(n)), kind)
+
+    def _tile_words(self) -> int:
+        held = [slots for buf, slots in self.placement.slots.items() if buf.layout is not None]
+        return sum(slots.size * slots.dtype.itemsize for slots in held) // 4
 
     def _reads_unwritten(self) -> bool:
         scratch = self.kernel.scratch
@@ -431,8 +451,16 @@ class _Lowering(ProgramText):
             case Let(name=name, value=value):
                 scalar = self.emitter.scalar(block, value)
                 block.values[name] = self.emitter.to_index(block, scalar, value.dtype.kind in "ub")
+            case Nest(by=Tiling() as by):
+                is_product = any(reduction.is_product for reduction in stmt.reductions)
+                emit_tile = self.tiles.product if is_product else self.tiles.elementwise
+                emit_tile(block, stmt, by)
             case Nest():
                 self.emitter.emit(block, stmt, self.mappings[id(stmt)])
+            case AsyncCopy(body=body):
+                self.tiles.copies(block, [nest for nest in body if isinstance(nest, Nest)])
+            case Wait(groups=groups):
+                block.add("nvvm.cp.async.wait.group", syntax=f" {groups}")
             case If():
                 self.branch(block, stmt)
             case For():

@@ -8,7 +8,7 @@ from operator import attrgetter
 from pbkern.core.passes import Pass
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import collapse
-from pbkern.lower.nest.ir import Stmt, with_nests
+from pbkern.lower.nest.ir import Nest, Stmt, with_nests
 from pbkern.lower.passes.mask_versioning import VersionMasks
 from pbkern.lower.passes.stage_inlining import InlineStages
 from pbkern.lower.passes.strips.masked_strips import SkipMaskedStrips
@@ -16,7 +16,9 @@ from pbkern.lower.passes.strips.running_maximum import RunningMaximum
 from pbkern.lower.passes.unswitching import Unswitch
 from pbkern.targets.simt.options import ThreadOptions
 
+from .contract import ContractTiles
 from .costly_values import StoreCostlyValues
+from .regions import is_tiled
 from .staging import StageInSharedMemory
 from .strips import CutIntoStrips
 
@@ -24,7 +26,10 @@ Context = NestContext[ThreadOptions]
 
 
 def _join(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return with_nests(stmts, lambda nest: [collapse(nest, context.pool, context.aliases)])
+    def joined(nest: Nest) -> list[Stmt]:
+        return [nest if is_tiled(nest) else collapse(nest, context.pool, context.aliases)]
+
+    return with_nests(stmts, joined)
 
 
 _reassociates = attrgetter("options.contract")
@@ -46,6 +51,11 @@ THREAD_PASSES = (
         "unswitch",
         Unswitch(),
         "of arrays between which a scalar selects, one is read",
+    ),
+    Pass(
+        "contract",
+        ContractTiles(),
+        "products by matrix instructions, before their operands are staged in another way",
     ),
     Pass(
         "cut into strips",

@@ -57,6 +57,8 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
     for at, stmt in enumerate(stmts):
         if not isinstance(stmt, Nest) or stmt.moves() or not all(stmt.dims.values()):
             continue
+        if is_tiled(stmt):
+            continue
         mapping = options.policy.mapping(stmt)
         lane = lane_dimension(stmt, mapping)
         gaps = mapping.team < options.device.warp and stmt.dims.get(lane, 0) % mapping.team > 0
@@ -77,6 +79,11 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
             region.across |= step > 1 or (gaps and step == 1)
             region.uniform &= step == 0
     return list(found.values())
+
+
+def is_tiled(nest: Nest) -> bool:
+    """Whether a matrix instruction computes it, or it stores to that instruction's tiles: its dimensions stay."""
+    return nest.by is not None or any(store.buf.space for store in nest.stores)
 
 
 def terms(nest: Nest) -> list[Expr]:

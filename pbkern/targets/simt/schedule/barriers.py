@@ -4,41 +4,74 @@ Threads meet where one statement touches bytes that an earlier one wrote, or wri
 earlier one read: a barrier stands between, and none elsewhere. Buffers of scratch that share bytes
 meet as well; what lies in registers meets nothing. At the head of a loop, the step before has
 touched everything that the body touches.
+
+Copies of the device are under way until a Wait: behind it each thread knows of its own only, so
+that they are written from there on. Stages of a tile that differ within one step of a loop are
+different bytes; other steps touch any of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from pbkern.core.affine import Affine
 from pbkern.lower.nest import effects
-from pbkern.lower.nest.ir import Buf, For, If, Stmt, While
+from pbkern.lower.nest.ir import AsyncCopy, Buf, For, If, Nest, Stmt, Wait, While, every
 
-Place = tuple[str, int, int]  # memory, first byte, one behind the last
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of a memory, from the first to one behind the last; of a tile with stages those of one, or of any (None)."""
+
+    memory: str
+    first: int
+    end: int
+    stages: int = 1
+    stage: Affine | None = None
+
+    def meets(self, other: Bytes) -> bool:
+        overlap = self.memory == other.memory and self.first < other.end and other.first < self.end
+        if not overlap or self.stage is None or other.stage is None:
+            return overlap
+        between = self.stage - other.stage
+        same_tile = (self.first, self.end, self.stages) == (other.first, other.end, other.stages)
+        return not (same_tile and between.is_const and between.const % self.stages)
 
 
 @dataclass
 class Pending:
     """Accesses of threads since the last barrier."""
 
-    read: set[Place] = field(default_factory=set)
-    written: set[Place] = field(default_factory=set)
+    read: set[Bytes] = field(default_factory=set)
+    written: set[Bytes] = field(default_factory=set)
+    begun: set[Bytes] = field(default_factory=set)  # by copies under way
 
-    def meets(self, read: Iterable[Place], written: Iterable[Place]) -> bool:
+    def meets(self, read: Iterable[Bytes], written: Iterable[Bytes]) -> bool:
         return any(
-            _overlap(place, other) for place in (*read, *written) for other in self.written
-        ) or any(_overlap(place, other) for place in written for other in self.read)
+            place.meets(other) for place in (*read, *written) for other in self.written
+        ) or any(place.meets(other) for place in written for other in self.read)
 
-    def add(self, read: Iterable[Place], written: Iterable[Place]) -> None:
+    def add(self, read: Iterable[Bytes], written: Iterable[Bytes]) -> None:
         self.read |= set(read)
         self.written |= set(written)
 
+    def join(self, other: Pending) -> None:
+        """Adds what is pending on another way to the same place."""
+        self.add(other.read, other.written)
+        self.begun |= other.begun
+
     def copy(self) -> Pending:
-        return Pending(set(self.read), set(self.written))
+        return Pending(set(self.read), set(self.written), set(self.begun))
 
-
-def _overlap(place: Place, other: Place) -> bool:
-    return place[0] == other[0] and place[1] < other[2] and other[1] < place[2]
+    def at_any_stage(self) -> Pending:
+        """Accesses as another step of a loop sees them."""
+        return Pending(
+            *(
+                {replace(place, stage=None) for place in places}
+                for places in (self.read, self.written, self.begun)
+            )
+        )
 
 
 class Barriers:
@@ -50,15 +83,29 @@ class Barriers:
         it reads.
     """
 
-    def __init__(self, place: Callable[[Buf], Place], waits_inside: Callable[[Stmt], bool]):
+    def __init__(
+        self, place: Callable[[Buf], tuple[str, int, int]], waits_inside: Callable[[Stmt], bool]
+    ):
         self.place, self.waits_inside = place, waits_inside
         self.before: set[int] = set()  # ids of statements
 
-    def effects(self, stmts: Sequence[Stmt]) -> tuple[set[Place], set[Place]]:
-        every = list(stmts)
-        return set(map(self.place, effects.read(every))), set(
-            map(self.place, effects.written(every))
+    def effects(self, stmts: Sequence[Stmt]) -> tuple[set[Bytes], set[Bytes]]:
+        """Bytes that statements read and write, those of copies when they begin."""
+        nests = [stmt for stmt in every(list(stmts)) if isinstance(stmt, Nest)]
+        loads = [(load.buf, load.index) for nest in nests for load in nest.loads()]
+        stores = [(store.buf, store.index) for nest in nests for store in nest.stores]
+        return (
+            self._bytes(effects.read(stmts), loads),
+            self._bytes(effects.written(stmts), stores),
         )
+
+    def _bytes(self, bufs: set[Buf], accesses: Sequence[tuple[Buf, Sequence]]) -> set[Bytes]:
+        whole = {Bytes(*self.place(buf)) for buf in bufs if not buf.circular}
+        return whole | {
+            Bytes(*self.place(buf), buf.shape[0], index[0])
+            for buf, index in accesses
+            if buf.circular
+        }
 
     def run(self, stmts: Sequence[Stmt], pending: Pending) -> Pending:
         """Follows statements that begin with `pending` to what is pending behind them."""
@@ -69,29 +116,43 @@ class Barriers:
     def loop(self, body: Sequence[Stmt], pending: Pending) -> Pending:
         """Follows a loop's body, which follows itself. No step may run at all."""
         start = pending.copy()
-        start.add(*self.effects(body))
-        after = self.run(body, start)
-        after.add(pending.read, pending.written)
-        return after
+        copies = [stmt for stmt in every(list(body)) if isinstance(stmt, AsyncCopy)]
+        inside = {id(nest) for copy in copies for nest in copy.body}
+        others = [stmt for stmt in every(list(body)) if id(stmt) not in inside and not _holds(stmt)]
+        start.add(*self.effects(others))
+        start.begun |= self.effects(copies)[1]
+        after = self.run(body, start.at_any_stage())
+        after.join(pending)
+        return after.at_any_stage()
 
     def one(self, stmt: Stmt, pending: Pending) -> Pending:
         match stmt:
             case If(branches=branches):
                 ends = [self.run(branch, pending.copy()) for branch in branches]
                 for end in ends[1:]:
-                    ends[0].add(end.read, end.written)
+                    ends[0].join(end)
                 return ends[0]
             case For(body=body):
                 return self.loop(body, pending)
             case While(condition=condition, body=body):
                 return self.loop([*condition, *body, *condition], pending)
+            case Wait():
+                return Pending(pending.read, pending.written | pending.begun, pending.begun)
         read, written = self.effects([stmt])
         if pending.meets(read, written):
             self.before.add(id(stmt))
-            pending = Pending()
-        if self.waits_inside(stmt):
-            pending = Pending()
+            pending = Pending(begun=pending.begun)
+        if isinstance(stmt, AsyncCopy):
+            pending.add(read, ())
+            pending.begun |= written
+        elif self.waits_inside(stmt):
+            pending = Pending(begun=pending.begun)
             pending.add((), written)
         else:
             pending.add(read, written)
         return pending
+
+
+def _holds(stmt: Stmt) -> bool:
+    """Whether a statement is only what it holds, or what copies."""
+    return isinstance(stmt, AsyncCopy | If | For | While)

@@ -74,7 +74,8 @@ def place(
     """Places all scratch of a kernel.
 
     Scratch that has `slots` is in registers. `reserved` bytes of shared memory come first, `limit`
-    at most. The largest buffers go to global memory until the others fit.
+    at most. The largest buffers go to global memory until the others fit, those that have to be shared
+    last of all.
     """
     touched = {
         buf
@@ -83,8 +84,8 @@ def place(
         if buf.arena
     }
     every = sorted(
-        (touched | set(nests.scratch)) - slots.keys(),
-        key=lambda buffer: (-scratch.padded_bytes(buffer), buffer.name),
+        touched - slots.keys(),
+        key=lambda buffer: (bool(buffer.space), -scratch.padded_bytes(buffer), buffer.name),
     )
     for count in range(len(every) + 1):
         far = frozenset(every[:count])

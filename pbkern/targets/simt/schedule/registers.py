@@ -36,6 +36,7 @@ from pbkern.lower.nest.ir import (
     nodes,
     with_bodies,
 )
+from pbkern.lower.nest.tiles.tiling import Tiling
 
 from .policy import ThreadPolicy
 from .threads import ThreadMapping, is_one_to_one, lane_weights
@@ -112,8 +113,9 @@ class _RegisterSearch:
     """State of one kernel's search. Nests are known by the id that they come with."""
 
     def __init__(self, nests: KernelNests):
-        self.nests, self.policy = nests, nests.options.policy
-        assert isinstance(self.policy, ThreadPolicy)
+        policy = nests.options.policy
+        assert isinstance(policy, ThreadPolicy)
+        self.nests, self.policy = nests, policy
         self.context: dict[int, NestContext] = {}
         self.now: dict[int, Nest] = {}  # as they are split
         self.mappings: dict[int, ThreadMapping] = {}
@@ -144,7 +146,18 @@ class _RegisterSearch:
             self.mappings[id(stmt)] = self.policy.mapping(stmt)
 
     def found(self) -> RegisterValues:
-        candidates = [user for user in self.users if user not in self._maybe_unwritten()]
+        self.slots |= {
+            buf: slots_of(buf)
+            for buf in self.users
+            if buf.layout is not None and buf.space == "registers"
+        }
+        candidates = [
+            user
+            for user in self.users
+            if user not in self._maybe_unwritten()
+            and user not in self.slots
+            and user.space != "shared"
+        ]
         self._replicate([buf for buf in candidates if buf.size == 1])
         for candidate in sorted(candidates, key=lambda buf: (-scratch.padded_bytes(buf), buf.name)):
             if candidate not in self.slots:
@@ -243,7 +256,8 @@ class _RegisterSearch:
         models = [self._agreed(buf, stmts) for stmts in self.users[buf].values()]
         slots = [_slots(model) for model in models if model is not None]
         held = sum(_words(offset) * slot.size for offset, slot in self.slots.items())
-        if len(slots) == len(models) and held + _words(buf) * max(slots) <= MOST_WORDS:
+        fits = buf.space == "registers" or held + _words(buf) * max(slots, default=0) <= MOST_WORDS
+        if len(slots) == len(models) and fits:
             self.slots[buf] = Buf(buf.name, (max(slots),), buf.dtype, arena=True)
         else:
             self.now, self.mappings, self.fixed = before
@@ -295,7 +309,8 @@ class _RegisterSearch:
                     if any(n.rdims for n, _ in split.values())
                     else MOST_THREAD_POINTS
                 )
-                if self._keep_theirs(mappings) and model.steps <= most:
+                fits = buf.space == "registers" or model.steps <= most
+                if self._keep_theirs(mappings) and fits:
                     self._settle(
                         buf,
                         split,
@@ -364,6 +379,12 @@ class _RegisterSearch:
             self.fixed.add(k)
 
 
+def slots_of(buf: Buf) -> Buf:
+    """The elements of an array in registers that each thread holds by its tiling, as a buffer."""
+    assert isinstance(buf.layout, Tiling)
+    return Buf(buf.name, (buf.layout.held(buf.shape).size("register"),), buf.dtype, arena=True)
+
+
 def _leaves(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
     return (stmt for stmt in every(list(stmts)) if not bodies(stmt))
 
@@ -404,7 +425,7 @@ def _accesses(stmt: Stmt, root: Buf) -> list[tuple[Buf, Sequence[Affine | None],
 
 def _is_plain(stmt: Stmt, root: Buf) -> bool:
     """Whether a statement only loads and stores elements that lie inside, as what they are."""
-    if isinstance(stmt, Nest) and (stmt.ordered or stmt.moves()):
+    if isinstance(stmt, Nest) and (stmt.ordered or stmt.moves() or stmt.by is not None):
         return False
     return isinstance(stmt, Nest | Let) and all(
         buf.dtype == root.dtype and not outside for buf, _, outside in _accesses(stmt, root)

@@ -224,13 +224,22 @@ def _is_whole(nest: Nest, dim: str, count: int, but: Buf | None = None) -> bool:
     ]
     if any(isinstance(load, Gather) and dim in load.symbols for load in nest.loads()):
         return False
-    if any(store.guard for store in nest.stores) or any(
-        isinstance(load, Load) and load.guard for load in nest.loads()
-    ):
+    if any(store.guard for store in nest.stores):
+        return False
+    guarded = [load for load in nest.loads() if isinstance(load, Load) and load.guard]
+    if not all(_is_inside_whole(load, dim, count) for load in guarded):
         return False
     return all(
         _is_along(flat_index(buf, i), dim, count) for buf, i in accesses if buf.root is not but
     )
+
+
+def _is_inside_whole(load: Load, dim: str, count: int) -> bool:
+    """Whether so many neighbours along a dimension are all inside of the array, or none is."""
+    ends = [
+        (place, size) for place, size in zip(load.index, load.buf.shape) if dim in place.symbols
+    ]
+    return all(size % count == 0 and _is_along(place, dim, count) for place, size in ends)
 
 
 def renamed_points(chosen: Sequence[Tile]) -> Iterator[dict[str, Affine]]:

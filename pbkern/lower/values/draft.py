@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .ir import Nest, Reduction, Store
+from pbkern.lower.nest.ir import Nest, Reduction, Store
 
 
 class NestDraft:

@@ -3,6 +3,9 @@
 A reduction by products names the instruction by which it is computed (`Reduction.by`). A target's table has a row for each
 (targets/cpu/schedule/instructions.py). Passes ask the row for types and shape, the interpreter for its meaning, emission for
 its text.
+
+Instructions that work lane by lane take words, of which each lane has its own. Matrix instructions take fragments: their row
+says by three layouts which register of which lane holds which element.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from .layout import Layout, steps
 
 # Bits of a word, in which neighbouring elements along the depth lie side by side.
 WORD_BITS = 32
@@ -27,7 +32,11 @@ class ProductInstruction:
       shape: (m, n, k) elements of one result: (1, 1, k) for instructions that work lane by lane.
       operands: types of the elements of both operands, k of which are in a word of WORD_BITS bits, the first lowest.
       accumulator: type of results.
-      emit: (builder, accumulator, operands) -> the next accumulator.
+      emit: (builder, accumulator, operands) -> the next accumulator. Of a matrix instruction these are lists: the
+        accumulators of a lane, and the words of both operands.
+      fragments: layouts of both operands and of the accumulator: (row, depth), (depth, column), (row, column). None: words,
+        lane by lane.
+      reads: the part of an operand's elements that takes part in products, on NumPy arrays; None: all of them.
     """
 
     name: str
@@ -36,6 +45,27 @@ class ProductInstruction:
     operands: tuple[np.dtype, np.dtype]
     accumulator: np.dtype
     emit: Callable[..., Any] = field(repr=False, compare=False)
+    fragments: tuple[Layout, Layout, Layout] | None = None
+    reads: Callable[[np.ndarray], np.ndarray] | None = field(
+        default=None, repr=False, compare=False
+    )
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout, Layout]:
+        """Layouts of both operands and of the accumulator; a register of a word is one of its elements."""
+        depth = self.shape[-1]
+        first, second = (Layout.of(register=steps(depth, 1, axis)) for axis in (1, 0))
+        return self.fragments or (first, second, Layout.of())
+
+    def meaning(self, accumulator: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """The next accumulator of whole operands. Sums of floats are made in float64 and rounded once."""
+        exact = np.dtype(np.int64 if self.accumulator.kind == "i" else np.float64)
+        operands = (self.as_read(operand).astype(exact) for operand in (first, second))
+        return (accumulator.astype(exact) + np.matmul(*operands)).astype(self.accumulator)
+
+    def as_read(self, operand: np.ndarray) -> np.ndarray:
+        """Elements as they take part in products."""
+        return operand if self.reads is None else self.reads(operand)
 
     @property
     def is_of_tiles(self) -> bool:

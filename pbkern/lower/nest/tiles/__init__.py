@@ -1,0 +1,1 @@
+"""Instructions for products, the layouts of their operands, and tiles that are made of many of them."""

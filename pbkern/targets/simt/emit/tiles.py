@@ -1,0 +1,493 @@
+"""Nests that are spread over threads by layouts -> code: products, what is made of their sums, copies to swizzled tiles.
+
+Let x be what the bits of a thread's number add to a place, c what registers and steps add. Both are linear over bits, so that
+swizzle(x + c) = swizzle(x) ^ swizzle(c): the first is computed once, before all loops, the second is a constant.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pbkern.core.affine import Affine
+from pbkern.lower.mlir.element_types import mlir_type, storage_el
+from pbkern.lower.mlir.operation import places
+from pbkern.lower.mlir.ops import Ssa
+from pbkern.lower.mlir.text import Block
+from pbkern.lower.nest import reductions
+from pbkern.lower.nest.addresses import flat_index
+from pbkern.lower.nest.async_copies import copied
+from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Store
+from pbkern.lower.nest.tiles.layout import Layout, Swizzle, bits_of_symbol
+from pbkern.lower.nest.tiles.tiling import Tiling
+from pbkern.targets.simt.schedule.copies import copied_at_once, copy_layout
+
+from .expressions import SimtWalk
+from .nests import THREAD, SimtNestEmitter
+
+# Type of pointers to shared memory.
+SHARED_POINTER = "!llvm.ptr<3>"
+# Type of pointers to arrays.
+GLOBAL_POINTER = "!llvm.ptr<1>"
+# Bytes of a register's word.
+REGISTER_BYTES = 4
+# Most matrices of one ldmatrix. Source: PTX ISA 8.7, section 9.7.14.5.15.
+MOST_MATRICES = 4
+# Sums of a row that a lane stores together: neighbours in the fragments of accumulators.
+SUMS_BESIDE = 2
+
+
+@dataclass
+class TileEmitter:
+    """Emits by the emitter of other nests. arena: name of the block's shared memory."""
+
+    nests: SimtNestEmitter
+    threads: int
+    warp: int
+    arena: str
+
+    def __post_init__(self) -> None:
+        self.text = self.nests.text
+        self.put_top = functools.partial(self.text.put, self.text.top)
+        self.known: dict[tuple, str] = {}
+
+    # ---------------------------------------------------------------- places of threads
+
+    def _once(
+        self, name: str, operands: tuple[str, ...], types: str, syntax: str | None = None
+    ) -> str:
+        """An operation before all others of the function, written once."""
+        key = name, operands, types, syntax
+        if key not in self.known:
+            self.known[key] = self.put_top(name, operands, types, syntax)
+        return self.known[key]
+
+    def _bits(self, symbol: str) -> None:
+        """Defines the symbol of some bits of a thread's number, its lane or its warp."""
+        if symbol in self.text.top.values:
+            return
+        name, low, high = bits_of_symbol(symbol)
+        shift = low + (self.warp.bit_length() - 1 if name == "warp" else 0)
+        value, index = THREAD, self.text.index
+        if shift:
+            value = self._once("arith.shrui", (value, index(shift)), "index")
+        if self.threads >> shift > 1 << high - low:
+            value = self._once("arith.andi", (value, index((1 << high - low) - 1)), "index")
+        self.text.top.values[symbol] = value
+
+    def _places(self, layout: Layout, **numbers: int) -> tuple[Affine, ...]:
+        """A layout's places as sums of symbols that are defined."""
+        found = layout.affine(**numbers)
+        for symbol in sorted(symbol for place in found for symbol in place.symbols):
+            self._bits(symbol)
+        return found
+
+    # ---------------------------------------------------------------- shared memory
+
+    def _shared(self, block: Block, buf: Buf, stage: Affine, place: Affine, number: int = 0) -> str:
+        """Pointer to an element of a tile: `place` by threads, `number` a constant that shares no bit with it."""
+        size = buf.dtype.itemsize
+        bytes_of, moved = self._swizzled(buf, place), number
+        if isinstance(buf.layout, Swizzle):
+            moved = buf.layout(number)
+            near = moved & (buf.layout.window - 1)
+            if near:
+                bytes_of = self._once(
+                    "arith.xori", (bytes_of, self.text.index(near * size)), "index"
+                )
+            moved -= near
+        at = self.text.put(block, "arith.addi", (self._stage(block, buf, stage), bytes_of), "index")
+        pointer = self._moved(block, self._arena(), at, SHARED_POINTER, "i32")
+        if not moved:
+            return pointer
+        types = f"({SHARED_POINTER}) -> {SHARED_POINTER}, i8"
+        return self.text.put(block, "llvm.getelementptr", (pointer,), types, f" %s[{moved * size}]")
+
+    def _swizzled(self, buf: Buf, place: Affine) -> str:
+        """Bytes from a tile's first element to a place, before all loops."""
+        index = self.text.index
+        _, at = self.text.affine(self.text.top, place)
+        if isinstance(buf.layout, Swizzle):
+            high = self._once("arith.shrui", (at, index(buf.layout.shift)), "index")
+            bits = self._once("arith.andi", (high, index(buf.layout.mask)), "index")
+            at = self._once("arith.xori", (at, bits), "index")
+        return self._once("arith.muli", (at, index(buf.dtype.itemsize)), "index")
+
+    def _stage(self, block: Block, buf: Buf, stage: Affine) -> str:
+        """First byte of a stage of a tile in shared memory."""
+        stages = buf.shape[0] if buf.circular else 1
+        nbytes = buf.size // stages * buf.dtype.itemsize
+        start = self.nests.placement.offsets[buf]
+        if stage.is_const:
+            return self.text.index(start + stage.const % stages * nbytes)
+        key = ("stage", buf, stage)
+        if key not in block.memo:
+            put = functools.partial(self.text.put, block)
+            _, at = self.text.affine(block, stage)
+            number = put("arith.remui", (at, self.text.index(stages)), "index")
+            far = put("arith.muli", (number, self.text.index(nbytes)), "index")
+            block.memo[key] = put("arith.addi", (far, self.text.index(start)), "index")
+        return block.memo[key]
+
+    def _arena(self) -> str:
+        kind = f"memref<{self.nests.placement.shared_bytes}xi8, 3>"
+        return self._pointer(self.arena, kind, SHARED_POINTER)
+
+    def _pointer(self, memref: str, kind: str, pointer: str) -> str:
+        """A memref's pointer, from its descriptor: as an index of 32 bits it would be cut."""
+        number = f"i{self.nests.index_bits}"
+        whole = f"!llvm.struct<({pointer}, {pointer}, {number}, array<1 x {number}>, array<1 x {number}>)>"
+        cast = self._once("builtin.unrealized_conversion_cast", (memref,), f"{kind} to {whole}")
+        return self._once("llvm.extractvalue", (cast,), whole, " %s[1]")
+
+    def _moved(self, block: Block, base: str, at: str, kind: str, width: str) -> str:
+        """A pointer so many bytes on."""
+        number = self.text.put(block, "arith.index_cast", (at,), f"index to {width}")
+        types = f"({kind}, {width}) -> {kind}, i8"
+        return self.text.put(block, "llvm.getelementptr", (base, number), types, " %s[%s]")
+
+    # ---------------------------------------------------------------- copies by the device
+
+    def copies(self, block: Block, nests: Sequence[Nest]) -> None:
+        """Begins one group of copies."""
+        for nest in nests:
+            count = copied_at_once(nest)
+            layout = copy_layout(nest, count, self.threads)
+            walk = SimtWalk(nest, block, frozenset())
+            for step in range(layout.size("step")):
+                dims = dict(zip(nest.dims, self._places(layout, step=step)))
+                left = self.threads // layout.size("thread")
+                some = [self._has_place(layout)] if left > 1 else []
+                self.text.when_all(
+                    block,
+                    some,
+                    lambda inner, dims=dims, walk=walk, count=count: self._copy(
+                        walk, inner, dims, count
+                    ),
+                )
+        block.add("nvvm.cp.async.commit.group")
+
+    def _has_place(self, layout: Layout) -> str:
+        size = self.text.index(layout.size("thread"))
+        return self._once("arith.cmpi", (THREAD, size), "index", " ult, %s, %s")
+
+    def _copy(self, walk: SimtWalk, block: Block, dims: dict[str, Affine], count: int) -> None:
+        """A thread's chunk, or zeros where a test fails."""
+        (store,), put = walk.nest.stores, functools.partial(self.text.put, block)
+        source = copied(replace(walk.nest, stores=(self._at(store, dims),)))
+        assert source is not None, "verified"
+        (load, tests), nbytes = source, count * store.buf.dtype.itemsize
+        stage, place = self.nests.in_stage(store.buf, self._at(store, dims).index)
+        to = self._shared(block, store.buf, stage, place)
+        far = self.text.affine(block, flat_index(load.buf, load.index))[1]
+        at = put("arith.muli", (far, self.text.index(load.dtype.itemsize)), "index")
+        start = self._moved(block, self._array(load.buf), at, GLOBAL_POINTER, "i64")
+        whole = self.text.const(str(nbytes), "i32")
+        size = whole
+        test = self._all(block, [self.nests.value(walk, block, test).name for test in tests])
+        if test is not None:
+            none = self.text.const("0", "i32")
+            size = put("arith.select", (test, whole, none), "i32")
+        cache = "cg" if nbytes == 16 else "ca"  # the first level is passed by whole lines only
+        block.add(
+            "nvvm.cp.async.shared.global",
+            (to, start, size),
+            f"{SHARED_POINTER}, {GLOBAL_POINTER}, i32",
+            f" %s, %s, {nbytes}, cache = {cache}, %s",
+        )
+
+    def _at(self, store: Store, dims: dict[str, Affine]) -> Store:
+        return store.moved(dims, self.nests.context.pool.renamer(dims))
+
+    def _all(self, block: Block, tests: Sequence[str]) -> str | None:
+        """Whether all tests hold; None without any."""
+        test = tests[0] if tests else None
+        for other in tests[1:]:
+            test = self.text.put(block, "arith.andi", (str(test), other), "i1")
+        return test
+
+    def _array(self, buf: Buf) -> str:
+        base, _, kind = self.nests.bases[buf.root]
+        pointer = self._pointer(base, kind, "!llvm.ptr")
+        return self._once("llvm.addrspacecast", (pointer,), f"!llvm.ptr to {GLOBAL_POINTER}")
+
+    # ---------------------------------------------------------------- products
+
+    def product(self, block: Block, nest: Nest, by: Tiling) -> None:
+        """Adds products of tiles in shared memory to sums in registers."""
+        (reduction,), (store,) = nest.reductions, nest.stores
+        rows, columns, depth = nest.dims
+        shape = tuple(nest.dims.values())
+        down, across, steps = by.repeats(shape)
+        sums = [
+            self._slot(block, store.buf, number).name for number in range(self._slots(store.buf))
+        ]
+        each = by.instruction.layouts[2].size("register")
+        put = functools.partial(self.text.put, block)
+        layouts = by.first(shape[0], shape[2]), by.second(shape[2], shape[1])
+        dims = (rows, depth), (depth, columns)
+        for step in range(steps):
+            first, second = (
+                self._held_operand(block, by, shape, arg, step)
+                if isinstance(arg, Load) and arg.buf.space == "registers"
+                else self._operand(block, layout, axes, arg, step)
+                for layout, axes, arg in zip(layouts, dims, reduction.args)
+            )
+            tall, wide = len(first) // down, len(second) // across
+            for row in range(down):
+                for column in range(across):
+                    at = (row * across + column) * each
+                    sums[at : at + each] = by.instruction.emit(
+                        put,
+                        sums[at : at + each],
+                        first[row * tall : (row + 1) * tall],
+                        second[column * wide : (column + 1) * wide],
+                    )
+        for number, value in enumerate(sums):
+            self._keep(block, store.buf, number, value)
+
+    def _operand(
+        self, block: Block, layout: Layout, dims: tuple[str, str], arg: Expr, step: int
+    ) -> list[str]:
+        """Words of an operand's registers for one step along the depth."""
+        assert isinstance(arg, Load), "operands are staged"
+        buf = arg.buf
+        index = arg.index[1:] if buf.circular else arg.index
+        stage, _ = self.nests.in_stage(buf, arg.index)
+        (axes,) = [tuple(dims.index(dim) for position in index for dim in position.symbols)]
+        strides = tuple(buf.strides[-2:][axes.index(axis)] for axis in range(2))
+        flat, size = layout.flat(strides), buf.dtype.itemsize
+        within = (REGISTER_BYTES // size).bit_length() - 1  # bits of a word's elements
+        registers = [vector for (vector,) in flat.vectors("register")]
+        lanes = [vector for (vector,) in flat.vectors("lane")]
+        each = REGISTER_BYTES // size
+        in_order = registers[:within] == [1 << bit for bit in range(within)]
+        if in_order and lanes[:2] == [each, 2 * each]:
+            rows, turned = lanes[2:], False
+        elif size == 2 and lanes[2:] == [1, 2, 4]:
+            rows, turned = [registers[0], *lanes[:2]], True
+        else:
+            return self._by_elements(block, flat, buf, stage, step)
+        words = registers[within:]
+        matrices = words[: MOST_MATRICES.bit_length() - 1]
+        sent = Layout.of(
+            1,
+            lane=[(vector,) for vector in (*rows, *matrices)],
+            warp=flat.vectors("warp"),
+        )
+        (place,) = self._places(sent)
+        found: list[str] = []
+        for group in range(1 << (len(words) - len(matrices))):
+            register = group << (within + len(matrices))
+            (number,) = flat.place(register=register, step=step)
+            at = self._shared(block, buf, stage, place, number)
+            found += self._matrices(block, at, 1 << len(matrices), turned)
+        return found
+
+    def _matrices(self, block: Block, at: str, count: int, turned: bool) -> list[str]:
+        """Words of matrices of 8 rows of 16 bytes, by ldmatrix."""
+        struct = "i32" if count == 1 else f"!llvm.struct<({places(count).replace('%s', 'i32')})>"
+        layout = "col" if turned else "row"
+        facts = (
+            f" %s {{layout = #nvvm.mma_layout<{layout}>, num = {count} : i32, "
+            "shape = #nvvm.ld_st_matrix_shape<m = 8, n = 8>, eltType = #nvvm.ld_st_matrix_elt_type<b16>}"
+        )
+        held = self.text.put(
+            block, "nvvm.ldmatrix", (at,), f"({SHARED_POINTER}) -> {struct}", facts
+        )
+        if count == 1:
+            return [held]
+        return [
+            self.text.put(block, "llvm.extractvalue", (held,), struct, f" %s[{number}]")
+            for number in range(count)
+        ]
+
+    def _held_operand(
+        self, block: Block, by: Tiling, shape: tuple[int, ...], arg: Load, step: int
+    ) -> list[str]:
+        """Words of the first operand, which another nest has left in registers."""
+        registers = by.held_first(shape[0], shape[2])
+        assert registers is not None, "verified"
+        values = [self._slot(block, arg.buf, register).name for register in registers[step]]
+        return self._words(block, values, arg.buf)
+
+    def _words(self, block: Block, values: Sequence[str], buf: Buf) -> list[str]:
+        """Elements as words of registers."""
+        each, put = REGISTER_BYTES // buf.dtype.itemsize, functools.partial(self.text.put, block)
+        kind = mlir_type(storage_el(buf.dtype), each)
+        return [
+            put(
+                "llvm.bitcast",
+                (put("vector.from_elements", tuple(values[first : first + each]), kind),),
+                f"{kind} to i32",
+            )
+            for first in range(0, len(values), each)
+        ]
+
+    def _by_elements(
+        self, block: Block, flat: Layout, buf: Buf, stage: Affine, step: int
+    ) -> list[str]:
+        """Words of elements that lie apart, each loaded by itself."""
+        put, el = functools.partial(self.text.put, block), mlir_type(storage_el(buf.dtype))
+        (place,) = self._places(flat.only("lane", "warp"))
+        values = []
+        for register in range(flat.size("register")):
+            (number,) = flat.place(register=register, step=step)
+            at = self._shared(block, buf, stage, place, number)
+            values.append(put("llvm.load", (at,), f"{SHARED_POINTER} -> {el}"))
+        return self._words(block, values, buf)
+
+    # ---------------------------------------------------------------- registers
+
+    def _slots(self, buf: Buf) -> int:
+        return self.nests.placement.slots[buf].size
+
+    def _slot(self, block: Block, buf: Buf, number: int) -> Ssa:
+        slots = self.nests.placement.slots[buf]
+        place = (slots.name, self.text.index(number))
+        value = self.text.put(block, "memref.load", place, self.nests.placement.memref(slots))
+        return Ssa(value, storage_el(buf.dtype), 0)
+
+    def _keep(self, block: Block, buf: Buf, number: int, value: str) -> None:
+        slots = self.nests.placement.slots[buf]
+        place = (value, slots.name, self.text.index(number))
+        block.add("memref.store", place, self.nests.placement.memref(slots))
+
+    def elementwise(self, block: Block, nest: Nest, by: Tiling) -> None:
+        """Points of a nest by the threads that hold their elements."""
+        if nest.rdims or len(nest.dims) == 1:
+            self._by_rows(block, nest, by)
+            return
+        layout, rows = by.sums(*nest.dims.values()), next(iter(nest.dims.values()))
+        walk = self._walk(nest, layout, block)
+        for first in range(0, layout.size("register"), SUMS_BESIDE):
+            points = []
+            for register in range(first, first + SUMS_BESIDE):
+                slots = {1: self._row_of(by, layout, rows, register), 2: register}
+                point = self._point(nest, layout, register, slots)
+                points.append([point(store) for store in nest.stores])
+            for group in zip(*points):
+                if self._are_beside(walk.nest, group):
+                    self._store_beside(walk, block, group)
+                else:
+                    for store in group:
+                        self.nests.write(walk, block, store)
+
+    def _by_rows(self, block: Block, nest: Nest, by: Tiling) -> None:
+        """Reductions along rows, and what rows have once: by the lanes that hold a row together."""
+        rows, *columns = nest.dims.values()
+        held = by.held((rows,))
+        layout = by.sums(rows, *columns) if columns else held
+        shared = [not any(vector) for vector in held.vectors("lane")]
+        team = 1 << sum(shared)
+        assert all(shared[: sum(shared)]), "neighbouring lanes share a row"
+        for row in range(held.size("register")):
+            inner, walk = Block(block), self._walk(nest, layout, block)
+            walk.top, b = inner, self.nests.builder(inner)
+            accs = [
+                acc for reduction in nest.reductions for acc in reductions.identity(b, reduction)
+            ]
+            registers = [
+                register
+                for register in range(layout.size("register"))
+                if self._row_of(by, layout, rows, register) == row
+            ]
+            for register in registers if nest.rdims else ():
+                point = self._point(nest, layout, register, {1: row, 2: register})
+                total: list[Ssa] = []
+                for number, reduction in enumerate(nest.reductions):
+                    args = [self.nests.value(walk, inner, point(arg)) for arg in reduction.args]
+                    total += reductions.add(b, reduction, accs[number : number + 1], args)
+                accs = total
+                for store in nest.stores:
+                    if store.inner:
+                        self.nests.write(walk, inner, point(store))
+            if nest.rdims:
+                accs = self.nests.team.joined(inner, nest.reductions, accs, team)
+            walk.accs = dict(enumerate(accs))
+            point = self._point(nest, layout, registers[0], {1: row, 2: registers[0]})
+            for store in nest.stores:
+                if not (store.inner and nest.rdims):
+                    is_own = store.buf.space == "registers"
+                    also = None if is_own else self._is_first(team)
+                    self.nests.write(walk, inner, point(store), also)
+            block.take(inner)
+
+    def _is_first(self, team: int) -> str:
+        """Whether a thread is the first of the lanes that share a row."""
+        index = self.text.index
+        lane = self._once("arith.andi", (THREAD, index(team - 1)), "index")
+        return self._once("arith.cmpi", (lane, index(0)), "index", " eq, %s, %s")
+
+    @staticmethod
+    def _row_of(by: Tiling, layout: Layout, rows: int, register: int) -> int:
+        """The register of an array of rows that belongs to one of a tile's registers."""
+        held = by.held((rows,))
+        (row, *_) = layout.place(register=register)
+        places = [held.place(register=number)[0] for number in range(held.size("register"))]
+        return places.index(row)
+
+    def _walk(self, nest: Nest, layout: Layout, block: Block) -> SimtWalk:
+        """State of the nest of one thread's points, whose dimensions are bits of its number."""
+        spread = layout.only("lane", "warp").affine()
+        dims = {}
+        for symbol in sorted({symbol for place in spread for symbol in place.symbols}):
+            _, low, high = bits_of_symbol(symbol)
+            dims[symbol] = 1 << high - low
+        slots = self.nests.placement.slots
+        written = frozenset(slots.get(store.buf, store.buf).root for store in nest.stores)
+        return SimtWalk(replace(nest, dims=dims), block, written)
+
+    def _point(
+        self, nest: Nest, layout: Layout, register: int, slots: Mapping[int, int]
+    ) -> Callable[[Any], Any]:
+        """Takes stores and expressions of a nest to one register's point, with registers in place of elements.
+
+        slots: axes of an array -> which of the thread's registers belongs to the point.
+        """
+        pool, kept = self.nests.context.pool, self.nests.placement.slots
+        dims = dict(zip(nest.dims, self._places(layout, register=register)))
+        renamed = pool.renamer(dims)
+
+        def place(buf: Buf) -> tuple[Affine, ...]:
+            return (Affine((), slots[len(buf.shape)]),)
+
+        def held(node: Expr) -> Expr | None:
+            if not isinstance(node, Load) or node.buf.space != "registers":
+                return None
+            return pool.load(node.dtype, kept[node.buf], place(node.buf))
+
+        change = pool.rewriter(held)
+
+        def point(part: Store | Expr) -> Store | Expr:
+            if isinstance(part, Expr):
+                return change(renamed(part))
+            moved = part.moved(dims, renamed).mapped(change)
+            if part.buf.space != "registers":
+                return moved
+            return replace(moved, buf=kept[part.buf], index=place(part.buf))
+
+        return point
+
+    def _are_beside(self, nest: Nest, group: Sequence[Store]) -> bool:
+        """Whether stores go to neighbours, at a multiple of their number, of which all are inside or none is."""
+        first, *others = group
+        flat, count = flat_index(first.buf, first.index), len(group)
+        follow = all(
+            flat_index(store.buf, store.index) == flat + number
+            for number, store in enumerate(others, 1)
+        )
+        whole = [flat.const, *(factor for _, factor in flat.terms), first.buf.shape[-1]]
+        is_private = self.nests.placement.is_private(first.buf)
+        return (
+            follow and not is_private and first.mask is None and not any(x % count for x in whole)
+        )
+
+    def _store_beside(self, walk: SimtWalk, block: Block, group: Sequence[Store]) -> None:
+        first = group[0]
+        conditions = self.nests.guards(walk, block, first.buf, first.index) if first.guard else []
+        self.text.when_all(
+            block, conditions, lambda inner: self.nests.write_beside(walk, inner, group)
+        )

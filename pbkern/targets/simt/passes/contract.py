@@ -1,0 +1,161 @@
+"""Sums of products -> matrix instructions over tiles in shared memory, whose copies run some steps ahead.
+
+                                              nest [i<128, j<128] by mma 4x2
+                                                c[i, j] = 0.0
+                                              for %s < 2:
+nest [i<128, j<128, k<4096*]                    async: the tiles of step %s
+  acc0 dot= a[i, k], b[k, j]           ->     for %o < 128:
+  y[i, j] = f(acc0)  (after)                    wait 1
+                                                async: the tiles of step %o + 2
+                                                nest [i<128, j<128, k<32*] by mma 4x2
+                                                  acc0 dot= t[%o, i, k], u[%o, k, j]
+                                                  c[i, j] = c[i, j] + acc0  (after)
+                                              wait 0
+                                              nest [i<128, j<128] by mma 4x2
+                                                y[i, j] = f(c[i, j])
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pbkern.core.affine import Affine
+from pbkern.core.passes import threshold
+from pbkern.lower.nest import effects
+from pbkern.lower.nest.edit.accumulate import accumulated_in
+from pbkern.lower.nest.edit.grow import grown, in_steps, zero_filled
+from pbkern.lower.nest.edit.part import part
+from pbkern.lower.nest.edit.pipeline import pipelined
+from pbkern.lower.nest.edit.stage import staged
+from pbkern.lower.nest.ir import For, Nest, Op, Stmt, bodies, every, with_bodies
+from pbkern.lower.nest.tiles.instructions import ProductInstruction
+from pbkern.lower.nest.tiles.tiling import Tiling
+from pbkern.targets.simt.options import ThreadOptions
+from pbkern.targets.simt.schedule.copies import copied_at_once
+
+from .products import (
+    Context,
+    MatrixProduct,
+    matrix_product,
+    ranges_of,
+    stored_type,
+    tile_buffer,
+    with_operands,
+)
+from .residents import resident_products
+
+
+@dataclass(frozen=True)
+class ContractTiles:
+    """Computes products by the device's matrix instructions, where it has one for their types and the tile fits."""
+
+    depth_bytes: int = threshold(64, "bytes of a row of a tile along the depth: one step")
+    stages: int = threshold(3, "steps of tiles in shared memory at a time")
+    most_sums: int = threshold(64, "sums of a thread, each in a register of 128")
+    resident_stages: int = threshold(2, "steps of copies for products whose results stay")
+    resident_words: int = threshold(
+        400, "registers of a thread for all arrays between products, which live at different times"
+    )
+
+    def __call__(self, stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
+        if not context.options.tensor_cores:
+            return list(stmts)
+        readers = Counter(
+            buf for stmt in every(stmts) if not bodies(stmt) for buf in effects.read([stmt])
+        )
+
+        def contracted(block: Sequence[Stmt]) -> list[Stmt]:
+            found: list[Stmt] = []
+            for stmt in with_operands(block, readers, context):
+                product = matrix_product(stmt, context) if isinstance(stmt, Nest) else None
+                tiled = None if product is None else self.tiled(product, context)
+                found += [with_bodies(stmt, contracted)] if tiled is None else tiled
+            return found
+
+        limits = self.resident_stages, self.resident_words
+        return contracted(resident_products(stmts, context, *limits))
+
+    def tiled(self, product: MatrixProduct, context: Context) -> list[Stmt] | None:
+        """The product's statements; None where no tile fits the block's warps or memory."""
+        nest, loops = product.nest, []
+        for dim, size in self.tile(product, context.options).items():
+            if nest.dims[dim] > size:
+                trips = math.ceil(nest.dims[dim] / size)
+                counter = context.names("%c")
+                whole = grown(nest, {dim: trips * size}, context)
+                nest = part(whole, dim, Affine.symbol(counter, size), size, context.pool)
+                loops.append((counter, trips))
+        statements = self.one_tile(replace(product, nest=nest), dict(loops), context)
+        for counter, trips in reversed(loops):
+            statements = statements and [For(counter, trips, tuple(statements))]
+        return statements
+
+    def tile(self, product: MatrixProduct, options: ThreadOptions) -> dict[str, int]:
+        """Rows and columns of a tile: powers of two, of which threads have registers for the sums."""
+        rows, columns, _ = product.dims
+        height, width, _ = product.instruction.shape
+        sizes = {
+            rows: _power_of_two(product.nest.dims[rows], height),
+            columns: _power_of_two(product.nest.dims[columns], width),
+        }
+        while math.prod(sizes.values()) > self.most_sums * options.threads:
+            longest = rows if sizes[rows] > sizes[columns] else columns
+            sizes[longest] //= 2
+        return sizes
+
+    def one_tile(
+        self, product: MatrixProduct, counters: Mapping[str, int], context: Context
+    ) -> list[Stmt] | None:
+        """The statements of a tile; `counters`: of loops around it, with their trips."""
+        row, (rows, columns, depth) = product.instruction, product.dims
+        sizes = self.tile(product, context.options)
+        size = row.operands[0].itemsize
+        deep = _power_of_two(product.nest.dims[depth], row.shape[-1])
+        step = min(self.depth_bytes // size, deep)
+        options = context.options
+        by = self.tiling(row, (sizes[rows], sizes[columns], step), options)
+        step_bytes = (sizes[rows] + sizes[columns]) * step * size
+        stages = min(self.stages, options.shared_bytes // step_bytes)
+        if by is None or stages < 2 or 0 in product.nest.dims.values():
+            return None
+        nest = grown(product.nest, sizes, context)
+        sums = replace(
+            context.new_buffer(tuple(sizes.values()), row.accumulator), space="registers", layout=by
+        )
+        zeros, total, last = accumulated_in(nest, sums, context)
+        loop = in_steps(total, depth, step, context)
+        (inner,) = loop.body
+        assert isinstance(inner, Nest)
+        args = inner.reductions[0].args
+        copies = []
+        for arg, order in zip(args, product.orders):
+            dims = {dim: inner.dims[dim] for dim in order}
+            filled = zero_filled(arg, context.bounds | ranges_of({**dims, **counters}), context)
+            assert isinstance(arg, Op), "a step's operand is masked"
+            buf = tile_buffer(tuple(dims.values()), stored_type(arg.args[-1]), context)
+            copy, inner = staged(inner, arg, buf, order, context.pool)
+            copies.append(replace(copy, stores=(replace(copy.stores[0], value=filled),)))
+        whole = For(loop.counter, loop.trips, (*copies, replace(inner, by=by)))
+        steps = pipelined(whole, stages, copies, lambda copy: copied_at_once(copy) > 0, context)
+        return [replace(zeros, by=by), *steps, replace(last, by=by)]
+
+    def tiling(
+        self, row: ProductInstruction, shape: tuple[int, int, int], options: ThreadOptions
+    ) -> Tiling | None:
+        """All warps over the tile, the part of each as square as can be: it reads m + n elements for m * n products."""
+        warps = options.threads // options.device.warp
+        choices = [Tiling(row, (warps // across, across)) for across in range(1, warps + 1)]
+        rows, columns, _ = shape
+        return min(
+            (by for by in choices if by.warps[0] * by.warps[1] == warps and by.fits(shape)),
+            key=lambda by: (rows // by.warps[0] + columns // by.warps[1], by.warps),
+            default=None,
+        )
+
+
+def _power_of_two(size: int, unit: int) -> int:
+    """The unit times the smallest power of two that is not below a size."""
+    return unit << max(math.ceil(size / unit) - 1, 0).bit_length()

@@ -1,0 +1,289 @@
+"""Scratch between products -> registers of the threads that compute them: sums of one product are operands of the next.
+
+                                                     async: q
+    for %i < n:                                      for %i < n:
+      nest [i<64, j<64, k<64*]                         wait 0
+        acc0 dot= q[i, k], keys[64*%i + j, k]          async: keys and values of step %i + 1
+        s[i, j] = acc0  (after)               ->       nest [i<64, j<64, k<64*] by mma 4x1: s
+      nest [i<64, j<64*]                               nest [i<64, j<64*] by mma 4x1
+        acc0 max= s[i, j]                                acc0 max= s[i, j]
+        m[i] = acc0  (after)                             m[i] = acc0  (after)
+      ...                                              ...
+
+Each warp has rows of its own: what lies along a row is exchanged by its lanes alone, and no scratch is in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest import effects
+from pbkern.lower.nest.edit.accumulate import accumulated_in
+from pbkern.lower.nest.edit.grow import guarded, zero_filled
+from pbkern.lower.nest.edit.pipeline import pipelined
+from pbkern.lower.nest.edit.relocate import relocated
+from pbkern.lower.nest.edit.rename import renamed
+from pbkern.lower.nest.edit.stage import staged
+from pbkern.lower.nest.ir import (
+    AsyncCopy,
+    Buf,
+    For,
+    Gather,
+    Load,
+    Nest,
+    Stmt,
+    Wait,
+    bodies,
+    every,
+    nodes,
+    with_bodies,
+    with_nests,
+)
+from pbkern.lower.nest.tiles.tiling import Tiling
+from pbkern.targets.simt.schedule.copies import copied_at_once
+
+from .products import Context, MatrixProduct, matrix_product, ranges_of, stored_type, tile_buffer
+
+# Reductions along rows that lanes of a warp make together.
+ROW_REDUCTIONS = ("sum", "max", "min")
+
+
+@dataclass(frozen=True)
+class Residents:
+    """Arrays in registers, by the tiling of all nests that touch them. products: by the id of their nests."""
+
+    arrays: frozenset[Buf]
+    by: Tiling
+    products: dict[int, MatrixProduct]
+
+
+def resident_products(
+    stmts: Sequence[Stmt], context: Context, stages: int, most_words: int
+) -> list[Stmt]:
+    """The statements with scratch between products in registers, where all of it can be; else as they are.
+
+    stages: steps of copies in shared memory at a time. most_words: registers of a thread for all arrays together.
+    """
+    plain = with_nests(stmts, lambda nest: [_without_single_dims(nest, context)])
+    found = _found(plain, context, most_words)
+    if found is None:
+        return list(stmts)
+    held = {
+        buf: replace(buf, shape=tuple(_long(buf.shape, buf)), space="registers", layout=found.by)
+        for buf in found.arrays
+    }
+    return _Writer(found, held, context, stages).whole(plain)
+
+
+def _without_single_dims(nest: Nest, context: Context) -> Nest:
+    """The nest without dimensions of one point, where two others are left."""
+    single: dict[str, Affine] = {
+        dim: Affine() for dim, size in nest.dims.items() if size == 1 and dim not in nest.rdims
+    }
+    if not single or nest.moves() or len(nest.dims) == len(single):
+        return nest
+    dims = {dim: size for dim, size in nest.dims.items() if dim not in single}
+    return renamed(nest, single, dims, context.pool)
+
+
+def _long(values: Sequence, buf: Buf) -> list:
+    """The values, one per axis of a buffer, of axes that have more than one place."""
+    return [value for value, size in zip(values, buf.shape) if size > 1]
+
+
+def _found(stmts: Sequence[Stmt], context: Context, most_words: int) -> Residents | None:
+    """The largest set of arrays that products and nests along rows touch in the registers of one tiling."""
+    leaves = [stmt for stmt in every(stmts) if not bodies(stmt)]
+    nests = [stmt for stmt in leaves if isinstance(stmt, Nest)]
+    products = {
+        id(nest): product
+        for nest in nests
+        if (product := matrix_product(nest, context)) is not None
+    }
+    instructions = {product.instruction.name: product.instruction for product in products.values()}
+    if len(instructions) != 1:
+        return None
+    (instruction,) = instructions.values()
+    by = Tiling(instruction, (context.options.threads // context.options.device.warp, 1))
+    others = effects.touched([stmt for stmt in leaves if not isinstance(stmt, Nest)])
+    arrays = {
+        store.buf
+        for nest in nests
+        for store in nest.stores
+        if store.buf.arena and store.buf.storage is None
+    }
+    arrays -= others | (context.kept - context.fresh)
+    while True:
+        bad = {
+            buf
+            for nest in nests
+            for buf in effects.touched([nest]) & arrays
+            if not _stays(nest, buf, products.get(id(nest)), by)
+        }
+        if not bad:
+            break
+        arrays -= bad
+    results = {store.buf for product in products.values() for store in product.nest.stores}
+    words = sum(
+        by.held(_long(buf.shape, buf)).size("register") * buf.dtype.itemsize / 4 for buf in arrays
+    )
+    if not results & arrays or words > most_words:
+        return None
+    return Residents(frozenset(arrays), by, products)
+
+
+def _stays(nest: Nest, buf: Buf, product: MatrixProduct | None, by: Tiling) -> bool:
+    """Whether each thread finds the elements of an array that a nest needs of it in its own registers."""
+    shape = tuple(nest.dims.values())
+    if nest.ordered or nest.moves() or len(_long(buf.shape, buf)) not in (1, 2):
+        return False
+    loads = [load for load in nest.loads() if load.buf.root is buf]
+    dims = list(nest.dims)
+    if product is not None:
+        dims = list(product.dims)
+        shape = tuple(product.nest.dims[dim] for dim in dims)
+        first = [load for load in _loads(product, 0) if load.buf.root is buf]
+        if not by.fits(shape) or any(load.buf.root is buf for load in _loads(product, 1)):
+            return False
+        if first and not _is_first_operand(product, buf, by):
+            return False
+        loads = [load for load in loads if load not in first]
+    elif (
+        len(dims) not in (1, 2)
+        or not set(nest.rdims) <= set(dims[1:])
+        or not by.fits(shape)
+        or any(reduction.op not in ROW_REDUCTIONS for reduction in nest.reductions)
+    ):
+        return False
+    stores = [store for store in nest.stores if store.buf.root is buf]
+    places = [_long(access.index, buf) for access in (*loads, *stores)]
+    ways = [[Affine.symbol(dim) for dim in dims[:count]] for count in (1, 2)]
+    sizes = [list(shape[:count]) for count in (1, 2)]
+    return (
+        all(access.buf is buf for access in (*loads, *stores))
+        and not any(isinstance(load, Gather) or load.guard for load in loads)
+        and all(
+            place in ways and _long(buf.shape, buf) == sizes[len(place) - 1] for place in places
+        )
+    )
+
+
+def _is_first_operand(product: MatrixProduct, buf: Buf, by: Tiling) -> bool:
+    """Whether an array is the first operand as it is, and lanes hold what the instruction takes of it."""
+    arg = product.nest.reductions[0].args[0]
+    rows, _, depth = product.dims
+    return (
+        isinstance(arg, Load)
+        and arg.buf is buf
+        and _long(arg.index, buf) == [Affine.symbol(rows), Affine.symbol(depth)]
+        and by.held_first(product.nest.dims[rows], product.nest.dims[depth]) is not None
+    )
+
+
+def _loads(product: MatrixProduct, operand: int) -> list[Load | Gather]:
+    """Loads of an operand of a product."""
+    found = nodes([product.nest.reductions[0].args[operand]])
+    return [node for node in found if isinstance(node, Load | Gather)]
+
+
+@dataclass
+class _Writer:
+    """Writes the statements anew. held: array -> its registers. bounds: of symbols that copies ahead do not move."""
+
+    found: Residents
+    held: dict[Buf, Buf]
+    context: Context
+    stages: int
+    bounds: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def whole(self, stmts: Sequence[Stmt]) -> list[Stmt]:
+        counters = {stmt.counter for stmt in every(stmts) if isinstance(stmt, For)}
+        known = self.context.bounds.items()
+        self.bounds = {symbol: ends for symbol, ends in known if symbol not in counters}
+        written = effects.written(stmts)
+        copies, out = self.block(stmts, lambda copy: not effects.read([copy]) & written)
+        return [*self.begun(copies), *out]
+
+    def begun(self, copies: Sequence[Nest]) -> list[Stmt]:
+        """Copies that are there behind these statements."""
+        late = [copy for copy in copies if copied_at_once(copy)]
+        threads: list[Stmt] = [copy for copy in copies if copy not in late]
+        if late:
+            threads += [AsyncCopy(tuple(late)), Wait(0)]
+        return threads
+
+    def block(
+        self, stmts: Sequence[Stmt], may_move: Callable[[Nest], bool]
+    ) -> tuple[list[Nest], list[Stmt]]:
+        """(copies of what nothing changes, to be made before; the statements that read them)."""
+        before: list[Nest] = []
+        out: list[Stmt] = []
+        for stmt in stmts:
+            product = self.found.products.get(id(stmt))
+            if isinstance(stmt, For):
+                copies, body = self.block(stmt.body, may_move)
+                moving = [copy for copy in copies if stmt.counter in _symbols(copy)]
+                before += [copy for copy in copies if copy not in moving]
+                loop = replace(stmt, body=(*moving, *body))
+                if moving:
+                    out += pipelined(
+                        loop,
+                        self.stages,
+                        moving,
+                        lambda copy: copied_at_once(copy) > 0,
+                        self.context,
+                    )
+                else:
+                    out.append(loop)
+            elif product is not None and self.found.arrays & effects.touched([product.nest]):
+                copies, nests = self.product(product)
+                before += [copy for copy in copies if may_move(copy)]
+                out += self.begun([copy for copy in copies if not may_move(copy)])
+                out += nests
+            elif isinstance(stmt, Nest) and self.found.arrays & effects.touched([stmt]):
+                out.append(replace(self.in_registers(stmt), by=self.found.by))
+            else:
+                out.append(self.inside(stmt, may_move))
+        return before, out
+
+    def inside(self, stmt: Stmt, may_move: Callable[[Nest], bool]) -> Stmt:
+        """A statement that is no product: its blocks make copies of their own."""
+
+        def changed(block: Sequence[Stmt]) -> list[Stmt]:
+            copies, out = self.block(block, may_move)
+            return [*self.begun(copies), *out]
+
+        return with_bodies(stmt, changed)
+
+    def in_registers(self, nest: Nest) -> Nest:
+        (changed,) = relocated(
+            [nest], self.held.get, self.context.pool, lambda buf, index: tuple(_long(index, buf))
+        )
+        return changed
+
+    def product(self, product: MatrixProduct) -> tuple[list[Nest], list[Stmt]]:
+        """(copies of operands to tiles, the nests of the product)."""
+        context, by = self.context, self.found.by
+        nest = self.in_registers(product.nest)
+        rows, columns, _ = product.dims
+        shape = nest.dims[rows], nest.dims[columns]
+        accumulator = product.instruction.accumulator
+        sums = replace(context.new_buffer(shape, accumulator), space="registers", layout=by)
+        zeros, total, last = accumulated_in(nest, sums, context)
+        copies = []
+        for arg, order in zip(total.reductions[0].args, product.orders):
+            if isinstance(arg, Load) and arg.buf.space == "registers":
+                continue
+            dims = {dim: total.dims[dim] for dim in order}
+            ranges = self.bounds | ranges_of(dims)
+            value = zero_filled(guarded(arg, context.pool), ranges, context)
+            buf = tile_buffer(tuple(dims.values()), stored_type(arg), context)
+            copy, total = staged(total, arg, buf, order, context.pool)
+            copies.append(replace(copy, stores=(replace(copy.stores[0], value=value),)))
+        return copies, [replace(part, by=by) for part in (zeros, total, last)]
+
+
+def _symbols(copy: Nest) -> frozenset[str]:
+    return copy.stores[0].value.symbols

@@ -1,0 +1,176 @@
+"""Attention by tensor cores, with scores, weights and sums in registers: nests and PTX against float64."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pbkern
+import pbkern.nvgpu
+from pbkern.lower.nest.ir import Nest, every
+from pbkern.targets.nvgpu import compile as codegen
+from pbkern.targets.nvgpu import ptxas
+from pbkern.targets.simt.emit.kernel import emit
+
+from .test_matrix_products import SM_80, nests_of, simulated
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Online softmax over blocks of keys, as one writes it by hand."""
+
+    tokens: int = 256
+    width: int = 64
+    heads: int = 1
+    rows: int = 64
+    keys: int = 64
+    warps: int = 4
+    causal: bool = False
+    dtype: str = "bfloat16"
+
+    def kernel(self):
+        rows, keys = self.rows, self.keys
+
+        def body(q, k, v, o):
+            x = q[...]
+            row = pbkern.program_id(1) * rows + lax.broadcasted_iota(jnp.int32, (rows, keys), 0)
+
+            def step(n, state):
+                top, total, out = state
+                block = pbkern.ds(n * keys, keys)
+                s = lax.dot_general(
+                    x, k[block, :], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+                )
+                s = s * self.width**-0.5
+                if self.causal:
+                    key = n * keys + lax.broadcasted_iota(jnp.int32, (rows, keys), 1)
+                    s = jnp.where(key <= row, s, -1e30)
+                new = jnp.maximum(top, s.max(1))
+                p, scale = jnp.exp(s - new[:, None]), jnp.exp(top - new)
+                product = lax.dot_general(
+                    p.astype(self.dtype), v[block, :], (((1,), (0,)), ((), ())),
+                    preferred_element_type=jnp.float32,
+                )  # fmt: skip
+                return new, total * scale + p.sum(1), out * scale[:, None] + product
+
+            start = jnp.full((rows,), -1e30), jnp.zeros((rows,)), jnp.zeros((rows, self.width))
+            _, total, out = lax.fori_loop(0, self.tokens // keys, step, start)
+            o[...] = (out / total[:, None]).astype(self.dtype)
+
+        types = [jax.ShapeDtypeStruct((self.heads, self.tokens, self.width), self.dtype)] * 3
+        whole = pbkern.BlockSpec((None, self.tokens, self.width), lambda h, i: (h, 0, 0))
+        part = pbkern.BlockSpec((None, rows, self.width), lambda h, i: (h, i, 0))
+        params = pbkern.nvgpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel"), num_warps=self.warps
+        )
+        made = pbkern.kernel(
+            grid=(self.heads, self.tokens // rows), in_specs=[part, whole, whole], out_specs=[part],
+            in_types=types, out_shape=types[:1], compiler_params=params,
+        )(body)  # fmt: skip
+        return made.trace(*types)
+
+    def arrays(self) -> list[np.ndarray]:
+        rng = np.random.default_rng(0)
+        shape = self.heads, self.tokens, self.width
+        return [
+            np.asarray(rng.standard_normal(shape)).astype(jnp.dtype(self.dtype)) for _ in range(3)
+        ]
+
+    def wanted(self, *arrays: np.ndarray) -> np.ndarray:
+        q, k, v = (x.astype(np.float64) for x in arrays)
+        s = q @ k.swapaxes(-1, -2) * self.width**-0.5
+        if self.causal:
+            s = np.where(np.tril(np.ones(s.shape[-2:], bool)), s, -np.inf)
+        p = np.exp(s - s.max(-1, keepdims=True))
+        return p @ v / p.sum(-1, keepdims=True)
+
+
+CASES = {
+    "plain": Attention(),
+    "causal": Attention(causal=True),
+    "eight warps": Attention(rows=128, warps=8, heads=2),
+    "fewer keys at a time": Attention(keys=32),
+    "wide heads": Attention(tokens=128, width=128),
+    "float16": Attention(tokens=128, dtype="float16"),
+    "one step": Attention(tokens=64),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention(name):
+    case = CASES[name]
+    arrays, nests = case.arrays(), nests_of(case.kernel())
+    want = case.wanted(*arrays)
+    np.testing.assert_allclose(nests.interpret(*arrays)[0].astype(np.float64), want, atol=1e-2)
+    result, counts, ptx = simulated(nests, arrays)
+    np.testing.assert_allclose(result.astype(np.float64), want, atol=1e-2)
+    assert "mma.sync" in ptx
+    assert counts.bank_conflicts == 0
+    blocks, steps = case.heads * case.tokens // case.rows, case.tokens // case.keys
+    assert counts.barriers == blocks * steps, "one per step"
+
+
+def test_all_scratch_between_products_is_in_registers():
+    nests = nests_of(Attention().kernel())
+    found = [stmt for stmt in every(nests.cases[0].statements) if isinstance(stmt, Nest)]
+    touched = {access.buf for nest in found for access in (*nest.loads(), *nest.stores)}
+    spaces = {buf.space for buf in touched if buf.arena}
+    assert spaces == {"registers", "shared"}
+    assert {buf.dtype.name for buf in touched if buf.space == "shared"} == {"bfloat16"}, (
+        "operands alone"
+    )
+
+
+@pytest.mark.skipif(ptxas.find() is None, reason="no ptxas")
+@pytest.mark.parametrize("case", [Attention(1024), Attention(1024, width=128)], ids=["64", "128"])
+def test_attention_spills_nothing(case):
+    function = emit(nests_of(case.kernel()), "k")
+    made = ptxas.assemble(codegen.ptx(codegen.llvm_ir(function), SM_80), "sm_80")
+    assert made.spill_bytes == 0
+    assert function.shared_bytes <= 100 << 10
+
+
+def test_scratch_that_goes_across_rows_stays_in_memory():
+    """Weights that are read as columns are no operand of registers: the products are computed one by one."""
+
+    def body(a, b, o):
+        s = jnp.dot(a[...], b[...], preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+        o[...] = lax.dot_general(
+            s, b[...], (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
+        )
+
+    types = [jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)] * 2
+    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((64, 64), jnp.float32)).trace(
+        *types
+    )
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((64, 64)).astype(jnp.bfloat16) for _ in range(2))
+    nests = nests_of(kernel)
+    s = (a.astype(np.float64) @ b.astype(np.float64)).astype(jnp.bfloat16).astype(np.float64)
+    for found in (nests.interpret(a, b)[0], simulated(nests, [a, b])[0]):
+        np.testing.assert_allclose(found, s.T @ b.astype(np.float64), atol=0.5, rtol=1e-2)
+
+
+def test_attention_that_is_fused_is_one_kernel_without_scratch_in_memory():
+    """Scratch that each program overwrites before it reads it is in registers as well."""
+
+    def attend(q, k, v):
+        s = jnp.einsum("hqd,hkd->hqk", q, k, preferred_element_type=jnp.float32) * 0.125
+        p = jax.nn.softmax(s, -1).astype(q.dtype)
+        return jnp.einsum("hqk,hkd->hqd", p, v, preferred_element_type=jnp.float32).astype(q.dtype)
+
+    types = [jax.ShapeDtypeStruct((16, 1024, 64), jnp.bfloat16)] * 3
+    (kernel,) = pbkern.jit(attend, compile_options={"target": "nvgpu"}).kernels(*types)
+    nests = nests_of(kernel)
+    found = [stmt for stmt in every(nests.cases[0].statements) if isinstance(stmt, Nest)]
+    touched = {access.buf for nest in found for access in (*nest.loads(), *nest.stores)}
+    in_memory = {buf for buf in touched if buf.arena and buf.space != "registers"}
+    assert {(buf.space, buf.dtype.name) for buf in in_memory} == {("shared", "bfloat16")}, (
+        "operands alone"
+    )
+    function = emit(nests, "k")
+    assert function.shared_bytes == (64 * 64 + 2 * 2 * 64 * 64) * 2
+    assert codegen.ptx(codegen.llvm_ir(function), SM_80).count("bar.sync") == 1

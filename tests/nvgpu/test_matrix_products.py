@@ -1,0 +1,367 @@
+"""Products by tensor cores: nests on NumPy arrays and PTX in the simulator, both against float64 and integers."""
+
+import dataclasses
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import pbkern
+import pbkern.nvgpu
+from pbkern.core.options import CompileOptions
+from pbkern.errors import InternalError, SimulationError
+from pbkern.lower.kernel_nests import KernelNests, kernel_nests
+from pbkern.lower.nest.ir import AsyncCopy, For, Nest, Wait, every
+from pbkern.lower.nest.tiles.layout import Swizzle
+from pbkern.lower.passes.shared import SHARED_PASSES
+from pbkern.simulate.counts import Counts
+from pbkern.simulate.launches import simulate_ptx
+from pbkern.targets.nvgpu import compile as codegen
+from pbkern.targets.nvgpu import ptxas
+from pbkern.targets.nvgpu.backend import NvgpuBackend
+from pbkern.targets.nvgpu.devices import device_kind
+from pbkern.targets.simt.emit.kernel import emit
+from pbkern.targets.simt.passes import THREAD_PASSES
+from pbkern.targets.simt.schedule.barriers import Barriers
+
+SM_80 = device_kind("sm_80")
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """act(pre(a) @ b + bias) of m x k and k x n, each maybe stored transposed, in blocks of a hand-written kernel."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bfloat16"
+    out: str = "float32"
+    block: tuple[int, int] = (128, 128)
+    warps: int = 8
+    batch: int = 0
+    turned: tuple[bool, bool] = (False, False)
+    act: str = "relu"
+    pre: bool = False
+    widened: bool = False
+
+    def kernel(self):
+        height, width = min(self.block[0], self.m), min(self.block[1], self.n)
+        lead, none = ((self.batch,), (None,)) if self.batch else ((), ())
+        exact = jnp.int32 if self.dtype == "int8" else jnp.float32
+        first, second = (
+            (k, m) if turned else (m, k)
+            for turned, (m, k) in zip(self.turned, ((self.m, self.k), (self.k, self.n)))
+        )
+
+        def body(a, b, bias, o):
+            dims = (((0 if self.turned[0] else 1,), (1 if self.turned[1] else 0,)), ((), ()))
+            x = jnp.maximum(a[...], 0) if self.pre else a[...]
+            y = b[...]
+            if self.widened:
+                x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+            total = lax.dot_general(x, y, dims, preferred_element_type=exact) + bias[...]
+            total = {"relu": lambda x: jnp.maximum(x, 0), "tanh": jnp.tanh}[self.act](total)
+            o[...] = total.astype(self.out)
+
+        def blocks(shape, index):
+            at = (lambda g, i, j: (g, *index(i, j))) if self.batch else index
+            return pbkern.BlockSpec((*none, *shape), at)
+
+        specs = [
+            blocks((self.k, height) if self.turned[0] else (height, self.k),
+                   lambda i, j: (0, i) if self.turned[0] else (i, 0)),
+            blocks((width, self.k) if self.turned[1] else (self.k, width),
+                   lambda i, j: (j, 0) if self.turned[1] else (0, j)),
+            pbkern.BlockSpec((width,), (lambda g, i, j: (j,)) if self.batch else lambda i, j: (j,)),
+        ]  # fmt: skip
+        types = [jax.ShapeDtypeStruct((*lead, *shape), self.dtype) for shape in (first, second)]
+        types.append(jax.ShapeDtypeStruct((self.n,), exact))
+        grid = (*lead, -(-self.m // height), -(-self.n // width))
+        params = pbkern.nvgpu.CompilerParams(
+            dimension_semantics=("parallel",) * len(grid), num_warps=self.warps
+        )
+        made = pbkern.kernel(
+            grid=grid, in_specs=specs, out_specs=[blocks((height, width), lambda i, j: (i, j))],
+            in_types=types, out_shape=[jax.ShapeDtypeStruct((*lead, self.m, self.n), self.out)],
+            compiler_params=params,
+        )(body)  # fmt: skip
+        return made.trace(*types)
+
+    def arrays(self, kernel) -> list[np.ndarray]:
+        rng = np.random.default_rng(0)
+        arrays = []
+        for mapping in kernel.inputs:
+            shape, dtype = mapping.array.shape, mapping.array.dtype
+            is_float = dtype.kind not in "iu"
+            values = rng.standard_normal(shape) if is_float else rng.integers(-99, 99, shape)
+            arrays.append(np.asarray(values).astype(dtype))
+        return arrays
+
+    def wanted(self, a, b, bias) -> np.ndarray:
+        a, b = (np.asarray(x, np.float64) for x in (a, b))
+        a = a.swapaxes(-1, -2) if self.turned[0] else a
+        b = b.swapaxes(-1, -2) if self.turned[1] else b
+        total = (np.maximum(a, 0) if self.pre else a) @ b + bias
+        return np.maximum(total, 0) if self.act == "relu" else np.tanh(total)
+
+    @property
+    def tolerance(self) -> float:
+        return {"float32": 3e-5, "int32": 0, "bfloat16": 2e-1}[self.out]
+
+
+def nests_of(kernel, **options) -> KernelNests:
+    backend = NvgpuBackend(SM_80)
+    chosen = dataclasses.replace(backend.build_options(kernel, CompileOptions()), **options)
+    return kernel_nests(kernel, chosen).after((*SHARED_PASSES, *THREAD_PASSES))
+
+
+def simulated(nests: KernelNests, arrays) -> tuple[np.ndarray, Counts, str]:
+    function = emit(nests, "k")
+    ptx = codegen.ptx(codegen.llvm_ir(function), SM_80)
+    output = nests.kernel.outputs[0].array
+    result = np.zeros(output.shape, output.dtype)
+    counts = simulate_ptx(
+        ptx, function.blocks, function.threads, [*arrays, result],
+        shared_bytes=function.dynamic_shared_bytes,
+    )  # fmt: skip
+    return result, counts, ptx
+
+
+CASES = {
+    "aligned": Product(128, 128, 64),
+    "one step": Product(128, 128, 32),
+    "less than a step": Product(128, 128, 8),
+    "edges": Product(200, 264, 136),
+    "small": Product(20, 40, 136, warps=2),
+    "8 bytes at a time": Product(130, 132, 100),
+    "4 bytes at a time": Product(77, 134, 102),
+    "2 bytes at a time": Product(77, 131, 37),
+    "float16": Product(150, 140, 72, "float16"),
+    "bfloat16 results": Product(150, 140, 72, out="bfloat16"),
+    "tanh": Product(100, 100, 104, act="tanh"),
+    "first transposed": Product(136, 136, 72, turned=(True, False)),
+    "second transposed": Product(136, 136, 72, turned=(False, True)),
+    "both transposed": Product(130, 131, 70, turned=(True, True)),
+    "batch": Product(130, 72, 72, batch=3),
+    "prologue": Product(200, 264, 136, pre=True),
+    "64 x 64": Product(200, 264, 136, block=(64, 64), warps=4),
+    "32 x 256": Product(50, 300, 96, block=(32, 256), warps=4),
+    "more sums than registers": Product(200, 300, 40, block=(200, 256), warps=4),
+    "int8": Product(100, 72, 200, "int8", "int32", block=(64, 64), warps=4, turned=(False, True)),
+    "int8 across rows": Product(64, 64, 40, "int8", "int32", block=(64, 64), warps=4),
+    "widened operands": Product(64, 64, 40, block=(64, 64), warps=4, widened=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products(name):
+    case = CASES[name]
+    kernel = case.kernel()
+    arrays, nests = case.arrays(kernel), nests_of(kernel)
+    want = case.wanted(*arrays)
+    np.testing.assert_allclose(
+        nests.interpret(*arrays)[0].astype(np.float64), want, rtol=1e-5, atol=case.tolerance
+    )
+    result, counts, ptx = simulated(nests, arrays)
+    assert "mma.sync" in ptx
+    np.testing.assert_allclose(result.astype(np.float64), want, rtol=1e-5, atol=case.tolerance)
+    if name != "int8 across rows":  # of which no matrix is transposed by ldmatrix
+        assert counts.bank_conflicts == 0
+
+
+@given(
+    st.tuples(*[st.integers(1, 150)] * 3),
+    st.tuples(st.booleans(), st.booleans()),
+    st.sampled_from(["float16", "bfloat16"]),
+    st.booleans(),
+    st.sampled_from([2, 4]),
+)
+@settings(max_examples=15, deadline=None)
+def test_nests_of_any_shape(sizes, turned, dtype, pre, warps):
+    """Late copies, masks at all edges, operands either way: the interpreter finds what reads too early, or outside."""
+    m, n, k = sizes
+    case = Product(m, n, k, dtype, block=(64, 64), warps=warps, turned=turned, pre=pre)
+    kernel = case.kernel()
+    arrays = case.arrays(kernel)
+    np.testing.assert_allclose(
+        nests_of(kernel).interpret(*arrays)[0], case.wanted(*arrays), rtol=1e-5, atol=3e-5
+    )
+
+
+def test_a_step_has_one_barrier():
+    case = Product(128, 128, 512)
+    kernel = case.kernel()
+    _, counts, ptx = simulated(nests_of(kernel), case.arrays(kernel))
+    assert counts.barriers == 512 // 32
+    assert (ptx.count("mma.sync"), ptx.count("ldmatrix"), ptx.count("bar.sync")) == (32, 12, 1)
+
+
+@pytest.mark.skipif(ptxas.find() is None, reason="no ptxas")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+def test_registers_suffice(architecture):
+    function = emit(nests_of(Product(4096, 4096, 4096).kernel()), "k")
+    kind = device_kind(architecture)
+    made = ptxas.assemble(codegen.ptx(codegen.llvm_ir(function), kind), architecture)
+    assert made.spill_bytes == 0
+    assert made.registers <= 128
+
+
+def test_tensor_cores_may_be_left_out():
+    f = pbkern.jit(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.float32),
+                   compile_options={"target": "nvgpu", "polyblocks_gpu_no_tensor_core": True})  # fmt: skip
+    a = jnp.ones((128, 128), jnp.bfloat16)
+    assert "mma.sync" not in f.as_text(a, a, stage="ptx")
+    g = pbkern.jit(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.float32),
+                   compile_options={"target": "nvgpu"})  # fmt: skip
+    assert "mma.sync" in g.as_text(a, a, stage="ptx")
+
+
+def test_a_gradient_of_weights_contracts_two_dimensions_as_one():
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((3, 50, width)).astype(jnp.bfloat16) for width in (70, 90))
+    f = pbkern.jit(
+        lambda a, b: jnp.einsum("bsk,bsn->kn", a, b, preferred_element_type=jnp.float32),
+        compile_options={"target": "nvgpu"},
+    )
+    assert "mma.sync" in f.as_text(a, b, stage="ptx")
+    want = np.einsum("bsk,bsn->kn", a.astype(np.float64), b.astype(np.float64))
+    np.testing.assert_allclose(pbkern.simulate(f, a, b).results, want, rtol=1e-5, atol=5e-5)
+
+
+def test_explanations_name_the_instruction():
+    def f(a, b):
+        return jnp.matmul(a, b, preferred_element_type=jnp.float32)
+
+    a, b = (jnp.ones((128, 128), dtype) for dtype in (jnp.bfloat16, jnp.float32))
+    compiled = pbkern.jit(f, compile_options={"target": "nvgpu"})
+    assert "    products by mma.m16n8k16.bf16" in str(compiled.explain(a, a))
+    assert "products by" not in str(compiled.explain(b, b))
+    compiled = pbkern.jit(
+        f, compile_options={"target": "nvgpu", "mm_conv_precision_mode": "mixed_fp16_fp32"}
+    )
+    assert "    products by mma.m16n8k16.f16" in str(compiled.explain(b, b))
+
+
+@pytest.mark.parametrize("mode", [None, "mixed_fp16_fp32"])
+def test_float32_operands_are_rounded_where_a_mode_says_so(mode):
+    """Tensor cores of float16 multiply float32 operands by the documented mode alone."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((100, 70), (70, 130)))
+    f = pbkern.jit(
+        lambda a, b: jnp.tanh(a @ b),
+        compile_options={"target": "nvgpu", "mm_conv_precision_mode": mode},
+    )
+    assert ("mma.sync" in f.as_text(a, b, stage="ptx")) == (mode is not None)
+    rounded = (x.astype(np.float16) if mode else x for x in (a, b))
+    x, y = (operand.astype(np.float64) for operand in rounded)
+    np.testing.assert_allclose(
+        pbkern.simulate(f, a, b).results, np.tanh(x @ y), rtol=2e-5, atol=2e-5
+    )
+
+
+# ---------------------------------------------------------------- faults that are planted are found
+
+
+def changed(nests: KernelNests, change) -> KernelNests:
+    """The nests with the body of their pipelined loop changed."""
+    (case,) = nests.cases
+    statements = tuple(
+        dataclasses.replace(stmt, body=tuple(change(stmt.body)))
+        if isinstance(stmt, For) and any(isinstance(inner, Wait) for inner in stmt.body)
+        else stmt
+        for stmt in case.statements
+    )
+    assert statements != case.statements
+    return dataclasses.replace(nests, cases=(dataclasses.replace(case, statements=statements),))
+
+
+FAULTS = {
+    "no wait": lambda body: [s for s in body if not isinstance(s, Wait)],
+    "a wait for a group too few": lambda body: [Wait(s.groups + 1) if isinstance(s, Wait) else s for s in body],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_of_pipelines(name):
+    case = Product(200, 264, 136)
+    kernel = case.kernel()
+    arrays, nests = case.arrays(kernel), changed(nests_of(kernel), FAULTS[name])
+    with pytest.raises(InternalError, match="under way, which has not been waited for"):
+        nests.interpret(*arrays)
+    with pytest.raises(
+        SimulationError, match="a copy to these bytes of shared memory is under way"
+    ):
+        simulated(nests, arrays)
+
+
+def test_a_commit_that_is_left_out():
+    case = Product(200, 264, 136)
+    kernel = case.kernel()
+    function = emit(nests_of(kernel), "k")
+    ptx = codegen.ptx(codegen.llvm_ir(function), SM_80).replace("cp.async.commit_group;", "")
+    arrays = [*case.arrays(kernel), np.zeros((200, 264), np.float32)]
+    with pytest.raises(
+        SimulationError, match="a copy to these bytes of shared memory is under way"
+    ):
+        simulate_ptx(ptx, function.blocks, function.threads, arrays)
+
+
+def test_barriers_that_are_left_out():
+    case = Product(200, 264, 136)
+    kernel = case.kernel()
+    with pytest.raises(SimulationError, match="race"):
+        simulated(nests_of(kernel, barriers=False), case.arrays(kernel))
+
+
+def test_a_copy_under_way_is_written_behind_its_wait():
+    """Without what the wait tells barriers, threads read what others have copied with no barrier between."""
+    case = Product(128, 128, 64)
+    kernel = case.kernel()
+    one = Barriers.one
+
+    def deaf(self, stmt, pending):
+        return pending if isinstance(stmt, Wait | AsyncCopy) else one(self, stmt, pending)
+
+    with mock.patch.object(Barriers, "one", deaf), pytest.raises(SimulationError, match="race"):
+        simulated(nests_of(kernel), case.arrays(kernel))
+
+
+def test_without_swizzles_there_are_conflicts():
+    case = Product(200, 264, 136)
+    kernel = case.kernel()
+    with mock.patch.object(Swizzle, "of_rows", staticmethod(lambda *_: None)):
+        nests = nests_of(kernel)
+    result, counts, _ = simulated(nests, case.arrays(kernel))
+    np.testing.assert_allclose(result, case.wanted(*case.arrays(kernel)), rtol=1e-5, atol=3e-5)
+    assert counts.bank_conflicts > counts.shared_accesses
+
+
+LEFT = {
+    "float32": Product(64, 64, 64, "float32", block=(64, 64), warps=4),
+    "a tile below four warps": Product(16, 8, 64, block=(16, 8), warps=4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_products_that_are_left_to_multiply_adds(name):
+    case = LEFT[name]
+    kernel = case.kernel()
+    nests, arrays = nests_of(kernel), case.arrays(kernel)
+    assert not any(isinstance(s, Nest) and s.by for s in every(nests.cases[0].statements))
+    np.testing.assert_allclose(
+        nests.interpret(*arrays)[0], case.wanted(*arrays), rtol=1e-5, atol=3e-5
+    )
+
+
+def test_nests_say_by_what_they_are_computed():
+    nests = nests_of(Product(200, 264, 136).kernel())
+    found = [
+        stmt for stmt in every(nests.cases[0].statements) if isinstance(stmt, Nest) and stmt.by
+    ]
+    assert [str(nest.by) for nest in found] == ["mma.m16n8k16.bf16 2x4"] * 3
+    assert "by mma.m16n8k16.bf16 2x4" in str(nests)
