@@ -23,8 +23,8 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.edit.unroll import with_results
-from pbkern.lower.nest.instructions import ProductInstruction
 from pbkern.lower.nest.ir import Buf, Expr, For, Load, Nest, Op, Reduction, Stmt, Store, with_nests
+from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.targets.cpu.schedule.instructions import BFLOAT16, TILE_ROWS, tile_product
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 
