@@ -514,8 +514,8 @@ class Builder:
         if x.el == "f64" and BITS[el] == 16:  # no instruction, and rounding twice would be wrong
             x = self._round_to_odd(x)
         if el == "bf16":
-            own = self.math.lookup("bf16", "f32")
-            return own(self, x) if own else self._to_bf16(x)
+            rounding = self.math.lookup("bf16", "f32")
+            return rounding(self, x) if rounding else self._to_bf16(x)
         return self.cast("arith.truncf", x, el)
 
     def _to_bf16(self, x: Ssa) -> Ssa:

@@ -104,8 +104,8 @@ def zero_filled(expr: Expr, ranges: Mapping[str, tuple[int, int]], context: Any)
 
 def _selects(expr: Expr) -> list[Op]:
     """The selects that an expression is, one inside the other."""
-    found: list[Op] = []
+    selects: list[Op] = []
     while isinstance(expr, Op) and expr.info.primitive == "select_n":
-        found.append(expr)
+        selects.append(expr)
         expr = expr.args[-1]
-    return found
+    return selects

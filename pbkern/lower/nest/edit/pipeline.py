@@ -73,8 +73,8 @@ def pipelined(
         load, store = _in_two(at(copy, ahead), context)
         begin.append(load)
         behind.append(store)
-    others = [stmt for stmt in loop.body if stmt not in copies]
-    rest = relocated(others, rings.get, pool, lambda _, index: (now, *index))
+    readers = [stmt for stmt in loop.body if stmt not in copies]
+    rest = relocated(readers, rings.get, pool, lambda _, index: (now, *index))
     if is_short:
         waits = [Wait(0)] if late else []
         return [For(first, stages, tuple(before)), *waits, replace(loop, body=tuple(rest))]

@@ -14,6 +14,7 @@ import numpy as np
 from pbkern.lower.mlir.operation import TILE
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.nest.tiles.instructions import WORD_BITS, ProductInstruction
+from pbkern.lower.nest.tiles.layout import Layout, steps
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT32 = np.dtype(np.float32)
@@ -60,6 +61,20 @@ def tile_operands(
     return (*shape, *operands), signature, f' "llvm.x86.{name}.internal"({places})'
 
 
+def _fragments(word: int) -> tuple[Layout, Layout, Layout]:
+    """Which row of a tile register, and which of its elements, holds what; a word has so many elements of an operand.
+
+    Registers are counted as bytes of a tile are: row by row. The second operand's rows hold words of neighbours along the
+    depth.
+    """
+    deep = word * TILE_ROWS
+    first = Layout.of(register=(*steps(deep, 1, 1), *steps(TILE_ROWS, 1, 0)))
+    inside, across = steps(word, 1, 0), steps(TILE_ROWS, 1, 1)
+    second = Layout.of(register=(*inside, *across, *steps(deep, word, 0)))
+    sums = Layout.of(register=(*steps(TILE_ROWS, 1, 1), *steps(TILE_ROWS, 1, 0)))
+    return first, second, sums
+
+
 def _by_tiles(name: str) -> Callable[[Builder, Ssa, Sequence[Ssa]], Ssa]:
     """Emission by an intrinsic on whole tiles of words."""
 
@@ -87,11 +102,17 @@ VPDPBUSD = ProductInstruction(
 # Tiles: 16 rows of 16 words times 16 rows of 16 words, of which the second operand's hold neighbours along the depth.
 TDPBF16PS = ProductInstruction(
     "tdpbf16ps", "amx_bf16", (TILE_ROWS, TILE_ROWS, 2 * TILE_ROWS), (BFLOAT16, BFLOAT16), FLOAT32,
-    _by_tiles("tdpbf16ps"),
+    _by_tiles("tdpbf16ps"), _fragments(2),
 )  # fmt: skip
 _BYTE_TILES = tuple(
     ProductInstruction(
-        name, "amx_int8", (TILE_ROWS, TILE_ROWS, 4 * TILE_ROWS), operands, INT32, _by_tiles(name)
+        name,
+        "amx_int8",
+        (TILE_ROWS, TILE_ROWS, 4 * TILE_ROWS),
+        operands,
+        INT32,
+        _by_tiles(name),
+        _fragments(4),
     )
     for name, operands in (
         ("tdpbssd", (INT8, INT8)),
