@@ -100,17 +100,17 @@ class Tiling:
         sums = self.sums(rows, depth)
         conversion = sums.converted(self.first(rows, depth))
         for name, vectors in conversion.inputs:
-            own = (
+            axis = (
                 sums.names.index(name) if name in ("lane", "warp") else sums.names.index("register")
             )
-            others = [vector[:own] + vector[own + 1 :] for vector in vectors]
+            across = [vector[:axis] + vector[axis + 1 :] for vector in vectors]
             stay = [1 << bit for bit in range(len(vectors))]
-            moved = name in ("lane", "warp") and [vector[own] for vector in vectors] != stay
-            if moved or any(map(any, others)):
+            moved = name in ("lane", "warp") and [vector[axis] for vector in vectors] != stay
+            if moved or any(map(any, across)):
                 return None
         registers, steps_ = (self.first(rows, depth).size(name) for name in ("register", "step"))
-        own = sums.names.index("register")
+        axis = sums.names.index("register")
         return [
-            [conversion.place(register=register, step=step)[own] for register in range(registers)]
+            [conversion.place(register=register, step=step)[axis] for register in range(registers)]
             for step in range(steps_)
         ]
