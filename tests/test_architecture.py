@@ -630,8 +630,6 @@ def test_types_are_checked_everywhere():
 UNTOLD_NAMES = {"found", "made", "kept", "own", "others"}
 # Rooms and files in which some variables, parameters and attributes still have such names: this list gets shorter.
 UNTOLD_IN = (
-    "fuse/split/reductions.py",
-    "fuse/tiling/block_search.py",
     "lower/build.py",
     "lower/kernel_nests.py",
     "lower/nest/context.py",

@@ -63,10 +63,12 @@ class Deviation(NamedTuple):
 
     def level_less_c(self, runs: Chunks, axes, level):
         """One number per chunk of x, laid out by `runs`, less c."""
-        kept = runs.kept(axes, self.x.ndim)
-        own = [kept.index(dim) for dim, size in zip(self.dims, np.shape(self.c)) if size > 1]
+        result_dims = runs.result_dims(axes, self.x.ndim)
+        places = [
+            result_dims.index(dim) for dim, size in zip(self.dims, np.shape(self.c)) if size > 1
+        ]
         units = [j for j, size in enumerate(np.shape(self.c)) if size == 1]
-        return level - lax.broadcast_in_dim(lax.squeeze(self.c, units), level.shape, own)
+        return level - lax.broadcast_in_dim(lax.squeeze(self.c, units), level.shape, places)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Chunks:
         """Axes that are reduced within a chunk."""
         return tuple(dim for dim in sorted(axes) if not self.axis - self.outer <= dim < self.axis)
 
-    def kept(self, axes, rank: int) -> list[int]:
+    def result_dims(self, axes, rank: int) -> list[int]:
         """Dimensions of x that partial results have; along `axis` they have one element per chunk."""
         return [dim for dim in range(rank) if dim == self.axis or dim not in self.within(axes)]
 
@@ -155,7 +157,7 @@ class ReductionStages:
         itemsize = np.dtype(eqn.invars[0].aval.dtype).itemsize
         if math.prod(shape) * itemsize < self.machine.sizes.stage_bytes or not axes:
             return None
-        kept = [size for axis, size in enumerate(shape) if axis not in axes]
+        result_shape = [size for axis, size in enumerate(shape) if axis not in axes]
         reduced = math.prod(shape[axis] for axis in axes)
         # Fewest neighbouring results of one program, and how much of the operand it may read for
         # them.
@@ -174,13 +176,14 @@ class ReductionStages:
             else max(room, self.machine.shared_bytes // (4 * self.machine.cores))
         )
         if (
-            math.prod(kept) // width >= self.machine.sizes.busy_programs * self.machine.cores
+            math.prod(result_shape) // width
+            >= self.machine.sizes.busy_programs * self.machine.cores
             and reduced * width * itemsize <= room
         ) and (
             near or not _has_short_rows(shape, axes, self.machine.sizes.short_row_bytes // itemsize)
         ):
             return None
-        results = max(math.prod(kept) // part, 1)
+        results = max(math.prod(result_shape) // part, 1)
         ways = (self._runs_from(low, shape, axes, part, results) for low in axes)
         return next((runs for runs in ways if runs is not None), None)
 
@@ -283,12 +286,12 @@ class ReductionStages:
             if any(self.notes.find("greatest", operand) for operand in operands)
             else "statistic"
         )
-        found = [self.notes.find(kind, operand) for operand in operands]
-        if not any(found) or any(
-            note is None and np.ndim(operand) for note, operand in zip(found, operands)
+        notes = [self.notes.find(kind, operand) for operand in operands]
+        if not any(notes) or any(
+            note is None and np.ndim(operand) for note, operand in zip(notes, operands)
         ):
             return None
-        (of,) = next(note for note in found if note)
+        (of,) = next(note for note in notes if note)
         (value,) = self.notes.bound(kind, eqn, operands, of)
         if eqn.primitive.name == "broadcast_in_dim":
             self.notes.note("repeated", value, operands[0], eqn.params["broadcast_dimensions"])
@@ -296,18 +299,18 @@ class ReductionStages:
 
     def greatest(self, eqn, operands):
         """Notes selects and maxima of the maximum of x and something else, such as where it is not finite."""
-        found = next(
+        greatest = next(
             (note for operand in operands if (note := self.notes.find("greatest", operand))), None
         )
-        return found and self.notes.bound("greatest", eqn, operands, *found)
+        return greatest and self.notes.bound("greatest", eqn, operands, *greatest)
 
     def deviation(self, eqn, operands):
         x, centre = operands
         kind = "greatest" if self.notes.find("greatest", centre) else "statistic"
-        found = self.notes.find(kind, centre)
+        note = self.notes.find(kind, centre)
         if (
-            found is None
-            or found[0] is not x
+            note is None
+            or note[0] is not x
             or np.ndim(centre) not in (0, x.ndim)
             or eqn.outvars[0].aval.shape != x.shape
         ):
@@ -323,11 +326,11 @@ class ReductionStages:
 
     def _sum_of_products(self, eqn, x, runs: Chunks):
         """The sum in two stages; the first reads no c. None if that does not apply."""
-        found, axes = self.notes.find("product", x), eqn.params["axes"]
-        if found is None:
+        factors, axes = self.notes.find("product", x), eqn.params["axes"]
+        if factors is None:
             return None
         parts: list[Deviation] = [
-            part for factor in found for part in self.notes.find("deviation", factor) or ()
+            part for factor in factors for part in self.notes.find("deviation", factor) or ()
         ]
         if any(part.x.shape != x.shape for part in parts):  # a factor repeats
             return None
@@ -363,15 +366,15 @@ class ReductionStages:
     # ---- exponentials
 
     def exponential(self, eqn, operands):
-        found = self.notes.find("excess", operands[0])
-        return found and self.notes.bound("exponential", eqn, operands, *found)
+        excess = self.notes.find("excess", operands[0])
+        return excess and self.notes.bound("exponential", eqn, operands, *excess)
 
     def _sum_of_exponentials(self, eqn, x, runs: Chunks):
         """The sum in two stages; the first reads no c. None if that does not apply."""
-        found, axes = self.notes.find("exponential", x), eqn.params["axes"]
-        if found is None or found[0].varies_along(axes) or not runs.divide(x.shape):
+        exponential, axes = self.notes.find("exponential", x), eqn.params["axes"]
+        if exponential is None or exponential[0].varies_along(axes) or not runs.divide(x.shape):
             return None
-        (part,) = found
+        (part,) = exponential
         level = self._partial("reduce_max", part.x, axes, runs)
         # A chunk whose maximum is infinite is not shifted: its sum is 0, inf or NaN, and so is
         # exp(l - c).
@@ -406,10 +409,10 @@ def _sum(x: jax.Array, axes) -> jax.Array:
 
 def _has_short_rows(shape, axes, longest: int) -> bool:
     """Does one result reduce rows of up to `longest` elements that are apart: the last dimensions, and earlier ones?"""
-    kept = [axis for axis in range(len(shape)) if axis not in axes and shape[axis] > 1]
-    if not kept or not any(axis < kept[-1] and shape[axis] > 1 for axis in axes):
+    result_axes = [axis for axis in range(len(shape)) if axis not in axes and shape[axis] > 1]
+    if not result_axes or not any(axis < result_axes[-1] and shape[axis] > 1 for axis in axes):
         return False
-    return 1 < math.prod(shape[kept[-1] + 1 :]) <= longest
+    return 1 < math.prod(shape[result_axes[-1] + 1 :]) <= longest
 
 
 def _reduced_twice(jaxpr: jex.Jaxpr) -> set:

@@ -179,20 +179,20 @@ def schedule_at(
     return priced(eqns, requests, placed, grid, blocks, machine)
 
 
-def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
+def schedule_more(eqns, current: Schedule, machine: CostModel) -> Schedule | None:
     """Schedules a group that took in some of `eqns`, all that it has now, like `schedule_at`.
 
     Its blocks are those that it had before. If the new equations only make what the others read,
     only their part is computed. Raises NeedsWhole.
     """
-    before, made = found.requests.equations, found.requests.computed
+    before, computed = current.requests.equations, current.requests.computed
     more = [eqn for eqn in eqns if id(eqn) not in before]
     if len(more) + len(before) > len(eqns) or any(
-        atom in made for eqn in more for atom in atoms(eqn)
+        atom in computed for eqn in more for atom in atoms(eqn)
     ):
-        return schedule_at(eqns, [var for var, _ in found.outputs], found.blocks, machine)
-    requests = request_more(more, found.requests)
-    return priced(eqns, requests, found.outputs, found.grid, found.blocks, machine)
+        return schedule_at(eqns, [var for var, _ in current.outputs], current.blocks, machine)
+    requests = request_more(more, current.requests)
+    return priced(eqns, requests, current.outputs, current.grid, current.blocks, machine)
 
 
 def priced(
@@ -212,8 +212,8 @@ def priced(
 
 def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
     """Schedules long reductions run by run, if that is possible, and costs no more or scratch outgrows near memory."""
-    found = find(eqns, [var for var, _ in plain.outputs], machine.sizes)
-    runs = None if found is None else at(found, plain.outputs)
+    online = find(eqns, [var for var, _ in plain.outputs], machine.sizes)
+    runs = None if online is None else at(online, plain.outputs)
     if runs is None:
         return plain
     cost = machine.kernel_cost(
@@ -348,14 +348,20 @@ def search(
     """The best schedule found, among those that `accept`, if given, takes. Raises Unfusable."""
 
     def at(blocks):
-        made = schedule_at(eqns, outputs, blocks, machine)
-        return made if made is not None and (accept is None or accept(made.cost)) else None
+        schedule = schedule_at(eqns, outputs, blocks, machine)
+        return (
+            schedule if schedule is not None and (accept is None or accept(schedule.cost)) else None
+        )
 
     def stored(blocks):
         """Schedules without chunks: scores stay in L2 and are not computed twice."""
         with chunks_allowed(False):
-            made = at(blocks)
-        return made if made is not None and made.cost.scratch <= machine.near_bytes else None
+            schedule = at(blocks)
+        return (
+            schedule
+            if schedule is not None and schedule.cost.scratch <= machine.near_bytes
+            else None
+        )
 
     outputs = root_first(outputs)
     root = outputs[0]
@@ -418,16 +424,16 @@ def _equal_cuts(
     return _descend(at, even, [option[-1] for option in options]) or at(list(shape))
 
 
-def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
+def tall_blocks(eqns, current: Schedule, machine: CostModel) -> Schedule | None:
     """Another descent for a group with a product, from blocks of many rows and few columns: rows are not copied for those.
 
     None if the group has no such dimensions, or if the descent ends at columns that do not fill
     register tiles.
     """
-    outputs = [var for var, _ in found.outputs]
+    outputs = [var for var, _ in current.outputs]
     root = outputs[0]
     least, roles, grain = _roles(eqns, root, machine)
-    if not {"row", "column"} <= set(roles.values()) or found.online is not None:
+    if not {"row", "column"} <= set(roles.values()) or current.online is not None:
         return None
     options, target = _options(root, least, roles, machine, grain)
     start = [TALL.get(roles.get(axis, ""), size) for axis, size in enumerate(target)]
@@ -532,14 +538,14 @@ def alternatives(
                 continue
             seen.add(near)
             try:
-                made = schedule_at(
+                candidate = schedule_at(
                     eqns, outputs, [option[index] for option, index in zip(options, near)], machine
                 )
             except (NeedsWhole, Unfusable):
                 continue
-            if made is not None and near not in known:
-                known[near] = made
-                heapq.heappush(waiting, (made.cost.seconds, near))
+            if candidate is not None and near not in known:
+                known[near] = candidate
+                heapq.heappush(waiting, (candidate.cost.seconds, near))
     return sorted(known.values(), key=lambda schedule: schedule.cost.seconds)[:count]
 
 
