@@ -637,7 +637,6 @@ UNTOLD_IN = (
     "lower/nest/interpret.py",
     "lower/nest/ir.py",
     "lower/nest/parse.py",
-    "simulate/",
     "targets/amdgpu/target.py",
     "targets/costs/step.py",
     "targets/cpu/emit/nests.py",

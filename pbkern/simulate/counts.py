@@ -92,9 +92,9 @@ class Memo:
             or (before[1] is not None and mask is not None and np.array_equal(before[1], mask))
         ):
             return before[2]
-        found = count()
-        self.known[first % period] = distances, mask, found
-        return found
+        costs = count()
+        self.known[first % period] = distances, mask, costs
+        return costs
 
 
 def _traffic(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[int, int, int]:

@@ -18,10 +18,8 @@ from .parse import SIZES, Instruction, PtxProgram
 
 Mask = np.ndarray | None
 Step = Callable[[Any, Mask], None]
-INT64 = np.dtype(np.int64)
 SPACES = ("global", "shared", "local", "param")
 _ADDRESS = re.compile(r"\[\s*([\w%$.]+)\s*(?:\+\s*(-?\w+))?\s*\]")
-_VECTOR = {"v2": 2, "v4": 4, "v8": 8}
 
 
 def compiled(program: PtxProgram, instruction: Instruction) -> Step:
@@ -158,8 +156,8 @@ def _setp_and(
     other = operand(program, third, np.dtype(bool)) if join else None
 
     def step(gang: Any, mask: Mask) -> None:
-        found = function(x(gang), y(gang))
-        both = [found, ~found]
+        holds = function(x(gang), y(gang))
+        both = [holds, ~holds]
         if join is not None and other is not None:
             pred = ~other(gang) if instruction.operands[3].startswith("!") else other(gang)
             both = [join(b, pred) for b in both]
@@ -230,12 +228,12 @@ def _nothing(program: PtxProgram, instruction: Instruction) -> Step:
 
 
 def address_of(program: PtxProgram, text: str) -> Reader:
-    found = _ADDRESS.match(text)
-    if found is None:
+    match = _ADDRESS.match(text)
+    if match is None:
         raise ops.Unknown(f"address {text}")
-    offset = int(found[2], 0) if found[2] else 0
+    offset = int(match[2], 0) if match[2] else 0
     width = ops.TYPES["u64"]
-    base = operand(program, found[1], width)
+    base = operand(program, match[1], width)
 
     def read(gang: Any) -> np.ndarray:
         address = base(gang).view(np.int64)
@@ -245,10 +243,10 @@ def address_of(program: PtxProgram, text: str) -> Reader:
 
 
 def _param(program: PtxProgram, instruction: Instruction, dtype: np.dtype) -> Step:
-    found = _ADDRESS.match(instruction.operands[1])
-    if found is None or found[2]:
+    match = _ADDRESS.match(instruction.operands[1])
+    if match is None or match[2]:
         raise ops.Unknown("a part of a parameter")
-    position, _ = program.parameters[found[1]]
+    position, _ = program.parameters[match[1]]
     dst = instruction.operands[0]
 
     def step(gang: Any, mask: Mask) -> None:
@@ -285,32 +283,32 @@ def _load(program: PtxProgram, instruction: Instruction) -> Step:
                 if space == "global" and not _is_watched(gang, addresses)
                 else np.broadcast_to(addresses, gang.shape)
             )
-            found = _widened(read(gang, addresses, None, space, dtype, count, memo), signed)
+            elements = _widened(read(gang, addresses, None, space, dtype, count, memo), signed)
             parts = (
-                [found]
+                [elements]
                 if count == 1
-                else [np.ascontiguousarray(found[..., k]) for k in range(count)]
+                else [np.ascontiguousarray(elements[..., k]) for k in range(count)]
             )
             for name, part in zip(names, parts):
                 gang.put(name, part, None)
             return
         if not mask.any():
             return
-        found = _widened(
+        elements = _widened(
             read(gang, np.broadcast_to(addresses, gang.shape), mask, space, dtype, count, memo),
             signed,
         )
         for k, name in enumerate(names):
-            whole = np.zeros(gang.shape, found.dtype)
-            whole[mask] = found if count == 1 else found[..., k]
+            whole = np.zeros(gang.shape, elements.dtype)
+            whole[mask] = elements if count == 1 else elements[..., k]
             gang.put(name, whole, mask)
 
     return step
 
 
-def _widened(found: np.ndarray, signed: bool) -> np.ndarray:
+def _widened(elements: np.ndarray, signed: bool) -> np.ndarray:
     """Extends a smaller integer to a register: the sign in all bits above."""
-    return found.view(f"int{8 * found.itemsize}").astype(np.int64) if signed else found
+    return elements.view(f"int{8 * elements.itemsize}").astype(np.int64) if signed else elements
 
 
 def _is_watched(gang: Any, addresses: np.ndarray) -> bool:
@@ -332,10 +330,10 @@ def read(
     active = addresses if mask is None else addresses[mask]
     if _are_apart(active, space):
         every = np.broadcast_to(addresses, gang.shape)
-        found = np.zeros((*gang.shape, count) if count > 1 else gang.shape, dtype)
+        elements = np.zeros((*gang.shape, count) if count > 1 else gang.shape, dtype)
         for part, its in _parts(gang, every, mask, space):
-            found[part] = read(gang, every, part, its, dtype, count, memo)
-        return found if mask is None else found[mask]
+            elements[part] = read(gang, every, part, its, dtype, count, memo)
+        return elements if mask is None else elements[mask]
     space = _space_at(active, space)
     if space == "global":
         number, offsets = gang.launch.arrays.find(active, size)
@@ -434,9 +432,9 @@ def _store(program: PtxProgram, instruction: Instruction) -> Step:
     def step(gang: Any, mask: Mask) -> None:
         if mask is not None and not mask.any():
             return
-        found = [np.broadcast_to(value(gang), gang.shape) for value in values]
-        found = [array.reshape(-1) if mask is None else array[mask] for array in found]
-        write(gang, np.broadcast_to(address(gang), gang.shape), mask, space, dtype, found, memo)
+        stored = [np.broadcast_to(value(gang), gang.shape) for value in values]
+        stored = [array.reshape(-1) if mask is None else array[mask] for array in stored]
+        write(gang, np.broadcast_to(address(gang), gang.shape), mask, space, dtype, stored, memo)
 
     return step
 
@@ -537,7 +535,7 @@ def _atomic(program: PtxProgram, instruction: Instruction) -> Step:
         if not here.any():
             return
         addresses = np.broadcast_to(address(gang), gang.shape)
-        found = [np.broadcast_to(value(gang), gang.shape)[here] for value in values]
+        arguments = [np.broadcast_to(value(gang), gang.shape)[here] for value in values]
         watched, gang.launch.arrays.shadows = gang.launch.arrays.shadows, {}
         near, gang.shared.shadow = gang.shared.shadow, None
         view, places, size = _view_to_write(
@@ -548,9 +546,9 @@ def _atomic(program: PtxProgram, instruction: Instruction) -> Step:
         for k, at in enumerate(places // size):
             old[k] = flat[at]
             if kind == "cas":
-                flat[at] = found[1][k] if old[k] == found[0][k] else old[k]
+                flat[at] = arguments[1][k] if old[k] == arguments[0][k] else old[k]
             else:
-                flat[at] = _ATOMICS[kind](old[k], found[0][k])
+                flat[at] = _ATOMICS[kind](old[k], arguments[0][k])
         if returns:
             whole = np.zeros(gang.shape, dtype)
             whole[here] = old

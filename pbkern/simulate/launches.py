@@ -121,7 +121,7 @@ def _arguments(
 @functools.lru_cache(maxsize=256)
 def _written(name: str, code: tuple, parameters: tuple) -> frozenset[int]:
     sources: dict[str, set[int]] = {}
-    found: set[int] = set()
+    positions: set[int] = set()
     changed = True
     while changed:
         changed = False
@@ -132,7 +132,9 @@ def _written(name: str, code: tuple, parameters: tuple) -> frozenset[int]:
                 mine = set() if position is None else {position}
             elif op[0] in ("st", "red", "atom"):
                 address = operands[1 if op[0] == "atom" else 0]
-                found |= set().union(*(sources.get(r, set()) for r in _REGISTER.findall(address)))
+                positions |= set().union(
+                    *(sources.get(r, set()) for r in _REGISTER.findall(address))
+                )
                 continue
             elif op[0] in ("ld", "cp", "ldmatrix"):  # what they give is no address
                 continue
@@ -142,7 +144,7 @@ def _written(name: str, code: tuple, parameters: tuple) -> frozenset[int]:
                 if not mine <= sources.setdefault(register, set()):
                     sources[register] |= mine
                     changed = True
-    return frozenset(found)
+    return frozenset(positions)
 
 
 def written_parameters(program: PtxProgram) -> frozenset[int]:

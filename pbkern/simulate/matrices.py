@@ -58,10 +58,10 @@ def _mma(program: PtxProgram, instruction: Instruction) -> Step:
         raise ops.Unknown("shape or types")
     depth, each = int(shape[1]), WORD_BYTES // KINDS[first_kind][0].itemsize
     accumulator = np.dtype(np.float32 if result == "f32" else np.int32)
-    targets, *others = (names_of(text) for text in instruction.operands)
+    targets, *inputs = (names_of(text) for text in instruction.operands)
     sources: list[list[Reader]] = [
         [operand(program, name, dtype) for name in names]
-        for names, dtype in zip(others, (WORD, WORD, accumulator))
+        for names, dtype in zip(inputs, (WORD, WORD, accumulator))
     ]
 
     def step(gang: Any, mask: Mask) -> None:

@@ -211,13 +211,13 @@ class BlockMemory:
 
     def part(self, blocks: np.ndarray) -> BlockMemory:
         """A copy of the memory of some blocks, given as a mask."""
-        found = BlockMemory(self.what, 0, self.size, 1, False)
-        found.flat = self.flat.reshape(len(blocks), -1)[blocks].reshape(-1)
+        part = BlockMemory(self.what, 0, self.size, 1, False)
+        part.flat = self.flat.reshape(len(blocks), -1)[blocks].reshape(-1)
         if self.shadow is not None:
-            found.shadow = Shadow(0, self.shadow.size)
-            found.shadow.written = self.shadow.written.reshape(len(blocks), -1)[blocks].reshape(-1)
-            found.shadow.read = self.shadow.read.reshape(len(blocks), -1)[blocks].reshape(-1)
-        return found
+            part.shadow = Shadow(0, self.shadow.size)
+            part.shadow.written = self.shadow.written.reshape(len(blocks), -1)[blocks].reshape(-1)
+            part.shadow.read = self.shadow.read.reshape(len(blocks), -1)[blocks].reshape(-1)
+        return part
 
     def view(self, dtype: np.dtype, count: int) -> np.ndarray:
         flat = (

@@ -69,12 +69,12 @@ def _flushed(function: Function, op: tuple[str, ...], dtype: np.dtype) -> Functi
         return function
 
     def modified(*xs: np.ndarray) -> np.ndarray:
-        found = _zeroed(function(*map(_zeroed, xs))) if "ftz" in op else function(*xs)
+        result = _zeroed(function(*map(_zeroed, xs))) if "ftz" in op else function(*xs)
         if "relu" in op:
-            found = np.where(found < 0, dtype.type(0), found)
+            result = np.where(result < 0, dtype.type(0), result)
         if "sat" in op:
-            return np.nan_to_num(np.clip(found, dtype.type(0), dtype.type(1)), nan=0)
-        return _with_one_nan(found) if has_one_nan else found
+            return np.nan_to_num(np.clip(result, dtype.type(0), dtype.type(1)), nan=0)
+        return _with_one_nan(result) if has_one_nan else result
 
     return modified
 
@@ -165,10 +165,10 @@ def _high64(dtype: np.dtype) -> Function:
         a0, a1, b0, b1 = a & low, a >> half, b & low, b >> half
         middle = a1 * b0 + (a0 * b0 >> half)
         other = a0 * b1 + (middle & low)
-        found = a1 * b1 + (middle >> half) + (other >> half)
+        product = a1 * b1 + (middle >> half) + (other >> half)
         if dtype.kind == "i":
-            found = found - np.where(x < 0, b, np.uint64(0)) - np.where(y < 0, a, np.uint64(0))
-        return found.view(dtype)
+            product = product - np.where(x < 0, b, np.uint64(0)) - np.where(y < 0, a, np.uint64(0))
+        return product.view(dtype)
 
     return high
 
@@ -211,12 +211,12 @@ def _extreme(number: Function, strict: Function) -> Callable[[tuple[str, ...], n
         pick, up = (strict if "NaN" in op else number), strict is np.maximum
 
         def choose(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-            found = pick(x, y)
+            result = pick(x, y)
             zeros = (x == 0) & (y == 0)
             if zeros.any():
                 sign = np.signbit(x) & np.signbit(y) if up else np.signbit(x) | np.signbit(y)
-                found = np.where(zeros, np.where(sign, dtype.type(-0.0), dtype.type(0.0)), found)
-            return found
+                result = np.where(zeros, np.where(sign, dtype.type(-0.0), dtype.type(0.0)), result)
+            return result
 
         return _flushed(choose, op, dtype)
 
@@ -241,8 +241,8 @@ def _shift(left: bool) -> Callable[[tuple[str, ...], np.dtype], Function]:
             count = count.view(np.uint32) if count.dtype.itemsize == 4 else count
             if not left and dtype.kind == "i":
                 return x >> np.minimum(count, bits - 1).astype(dtype)
-            kept = np.minimum(count, bits - 1).astype(dtype)
-            return np.where(count < bits, x << kept if left else x >> kept, dtype.type(0))
+            distance = np.minimum(count, bits - 1).astype(dtype)
+            return np.where(count < bits, x << distance if left else x >> distance, dtype.type(0))
 
         return shift
 
@@ -253,12 +253,12 @@ def _funnel(op: tuple[str, ...], dtype: np.dtype) -> Function:
     def shift(low: np.ndarray, high: np.ndarray, count: np.ndarray) -> np.ndarray:
         count = np.minimum(count, 32) if "clamp" in op else count & 31
         both = high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)
-        found = (
+        shifted = (
             both >> count.astype(np.uint64)
             if "r" in op
             else (both << count.astype(np.uint64)) >> np.uint64(32)
         )
-        return found.astype(np.uint32)
+        return shifted.astype(np.uint32)
 
     return shift
 
@@ -337,7 +337,7 @@ def _prmt(op: tuple[str, ...], dtype: np.dtype) -> Function:
 
     def permute(low: np.ndarray, high: np.ndarray, selector: np.ndarray) -> np.ndarray:
         both = high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)
-        found = low & np.uint32(0)
+        result = low & np.uint32(0)
         for k in range(4):
             which = selector >> np.uint32(4 * k)
             byte = (both >> (np.uint64(8) * (which & np.uint32(7)).astype(np.uint64))).astype(
@@ -348,19 +348,19 @@ def _prmt(op: tuple[str, ...], dtype: np.dtype) -> Function:
                 np.where(byte & np.uint32(128), np.uint32(255), np.uint32(0)),
                 byte,
             )
-            found = found | byte << np.uint32(8 * k)
-        return found
+            result = result | byte << np.uint32(8 * k)
+        return result
 
     return permute
 
 
 def _lop3(op: tuple[str, ...], dtype: np.dtype) -> Function:
     def logic(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.ndarray:
-        number, found = int(np.asarray(table).flat[0]), a & np.uint32(0)
+        number, result = int(np.asarray(table).flat[0]), a & np.uint32(0)
         for k in range(8):
             if number >> k & 1:
-                found = found | (a if k & 4 else ~a) & (b if k & 2 else ~b) & (c if k & 1 else ~c)
-        return found
+                result = result | (a if k & 4 else ~a) & (b if k & 2 else ~b) & (c if k & 1 else ~c)
+        return result
 
     return logic
 
@@ -379,7 +379,6 @@ _COMPARE = {
     "hi": np.greater,
     "hs": np.greater_equal,
 }
-_ORDERED = {"eq", "lt", "le", "gt", "ge"}
 
 
 def comparison(name: str, dtype: np.dtype) -> Function:
@@ -444,12 +443,12 @@ def _saturated(x: np.ndarray, to: np.dtype, source: np.dtype) -> np.ndarray:
         float(info.min),
         np.nextafter(float(info.max), 0) if to.itemsize == 8 else info.max,
     )
-    found = inside.astype(to)
-    found = np.where(x >= float(info.max), info.max, found).astype(to)
+    integers = inside.astype(to)
+    integers = np.where(x >= float(info.max), info.max, integers).astype(to)
     if source.itemsize < 8 and to.itemsize < 8:
-        return found
+        return integers
     highest = np.array(1 << 8 * to.itemsize - 1, unsigned(to.itemsize)).view(to)
-    return np.where(np.isnan(x), highest, found)
+    return np.where(np.isnan(x), highest, integers)
 
 
 def _toward_zero(x: np.ndarray, to: np.dtype) -> np.ndarray:
@@ -509,5 +508,3 @@ TABLE: dict[str, Maker] = {
 }
 # Which operands, counted from the first source, have a type of their own.
 COUNTS = {"shl": {1}, "shr": {1}, "bfe": {1, 2}, "bfi": {2, 3}, "shf": {2}}
-# Instructions whose result has 32 bits whatever the operands have.
-NARROW_RESULTS = {"popc", "clz"}

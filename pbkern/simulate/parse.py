@@ -86,21 +86,21 @@ def parse(text: str) -> PtxProgram:
     for position, parameter in enumerate(
         filter(None, (piece.strip() for piece in entry[2].split(",")))
     ):
-        found = _PARAM.match(parameter)
-        if found is None:
+        match = _PARAM.match(parameter)
+        if match is None:
             raise InternalError("a parameter of a kernel was not understood", why=parameter)
-        program.parameters[found[2]] = (position, found[1] + (found[3] or ""))
+        program.parameters[match[2]] = (position, match[1] + (match[3] or ""))
     required = re.search(r"\.reqntid\s+(\d+)", entry[3])
     program.threads = int(required[1]) if required else None
-    for found in _VARIABLE.finditer(blank):
-        _variable(program, found)
+    for match in _VARIABLE.finditer(blank):
+        _variable(program, match)
     files = {n: name for n, name, *_ in (directive.groups() for directive in _FILE.finditer(blank))}
     _body(program, blank, entry.end(), files)
     return program
 
 
-def _variable(program: PtxProgram, found: re.Match) -> None:
-    space, align, kind, name, count = found.groups()
+def _variable(program: PtxProgram, match: re.Match) -> None:
+    space, align, kind, name, count = match.groups()
     if space in ("const", "global"):
         raise InternalError(
             f"PTX has a variable `{name}` in {space} memory",
@@ -132,10 +132,10 @@ def _body(program: PtxProgram, text: str, start: int, files: dict[str, str]) -> 
             return
         if statement in ("{", "}"):
             continue
-        if found := _LOC.match(statement):
-            name = files.get(found[1], "")
+        if match := _LOC.match(statement):
+            name = files.get(match[1], "")
             at = (
-                f"{name}:{found[2]}:{found[3]}" if name not in ("", "-") and found[2] != "0" else ""
+                f"{name}:{match[2]}:{match[3]}" if name not in ("", "-") and match[2] != "0" else ""
             )
             continue
         while label := _LABEL.match(statement):
@@ -149,16 +149,16 @@ def _body(program: PtxProgram, text: str, start: int, files: dict[str, str]) -> 
             statement = rest
         if not statement or statement.startswith("."):
             continue
-        found = _INSTRUCTION.match(statement)
-        if found is None:
+        match = _INSTRUCTION.match(statement)
+        if match is None:
             raise InternalError(
                 "an instruction of PTX was not understood", why=f"line {line}: {statement}"
             )
-        operands = tuple(_OPERAND.findall(found[4]))
+        operands = tuple(_OPERAND.findall(match[4]))
         shown = re.sub(r"\s+", " ", statement)
         program.code.append(
             Instruction(
-                tuple(found[3].split(".")), operands, found[2], bool(found[1]), shown, line, at
+                tuple(match[3].split(".")), operands, match[2], bool(match[1]), shown, line, at
             )
         )
 
@@ -166,11 +166,11 @@ def _body(program: PtxProgram, text: str, start: int, files: dict[str, str]) -> 
 def _statements(text: str, start: int) -> Iterator[tuple[str, int]]:
     """(statement, where it begins): they end at semicolons, directives of lines at the end of the line."""
     end = start
-    for found in re.finditer(r"[;{}]|\n", text[start:]):
-        at = start + found.start()
+    for match in re.finditer(r"[;{}]|\n", text[start:]):
+        at = start + match.start()
         piece = text[end:at]
         stripped = piece.strip()
-        mark = found[0]
+        mark = match[0]
         opens = piece.count("{") > piece.count("}")
         if mark == "\n":
             if stripped.startswith((".loc", ".file", ".reg")) or (
