@@ -470,8 +470,6 @@ PASS_FOLDERS = (
         for room in ("algebra complex indexing loops partition simplify split time_tiling".split())
     ),
     "lower/passes",
-    "targets/cpu/locality",
-    "targets/cpu/packing",
     "targets/simt/passes",
 )
 # Numbers there that decide nothing: sizes of words, of types, and of what the fields of a word hold.
@@ -583,8 +581,6 @@ READERS_OF_TEXT = {
     "lower/nest/parse.py": "nests as text",
     "targets/amdgpu/compile.py": "LLVM IR as LLVM prints it",
     "targets/amdgpu/driver.py": "names of devices",
-    "targets/cpu/machine.py": "Linux's /proc and /sys",
-    "targets/cpu/schedule/nest_schedule.py": "nests as text",
     "targets/host/objects/cache_key.py": "Linux's /proc",
     "targets/host/processor.py": "Linux's /proc",
     "targets/host/runtime/xla.py": "XLA's header",
@@ -638,12 +634,6 @@ UNTOLD_IN = (
     "lower/nest/ir.py",
     "lower/nest/parse.py",
     "targets/amdgpu/target.py",
-    "targets/costs/step.py",
-    "targets/cpu/emit/nests.py",
-    "targets/cpu/machine.py",
-    "targets/cpu/packing/panels.py",
-    "targets/cpu/schedule/nest_schedule.py",
-    "targets/cpu/schedule/register_tiles.py",
     "targets/nvgpu/target.py",
     "targets/simt/",
 )

@@ -198,7 +198,7 @@ def _swapped_seconds(step: Step, full: float, lanes: int, machine: Machine) -> l
     """
     if step.eqn.primitive.name != "conv_general_dilated":
         return []
-    found, shape = [], block_shape(step.out)
+    candidates, shape = [], block_shape(step.out)
     results = math.prod(shape)
     for operand, axis in enumerate(step.eqn.params["dimension_numbers"].out_spec[:2]):
         if axis < len(shape) - 1:
@@ -208,10 +208,10 @@ def _swapped_seconds(step: Step, full: float, lanes: int, machine: Machine) -> l
                 else shape[axis]
             )
             transposed = results + volume(step.pull.inputs[operand])
-            found.append(
+            candidates.append(
                 full / _fill(columns, lanes) + TRANSPOSE_CYCLES * transposed / machine.clock_hz
             )
-    return found
+    return candidates
 
 
 def _columns(eqn, shape: Sequence[int]) -> int:
@@ -262,17 +262,19 @@ def _scatter_seconds(step: Step, machine: Machine) -> float:
     size = itemsize(eqn.outvars[0])
     vector = size * machine.lanes(size)
     windows = volume(indices[:-1])
-    own = windows * share(eqn, step.out)
+    own_windows = windows * share(eqn, step.out)
     window_bytes = volume(updates) / max(windows, 1) * size
     block_bytes = volume(operand) * size
     cycles = block_bytes / vector + windows * READ_INDEX_CYCLES * max(indices[-1].size, 1)
-    others = 1 - own / max(windows, 1)
-    cycles += 2 * own * others * MISPREDICTED_CYCLES  # ownership of an update cannot be predicted
-    cycles += own * (WINDOW_CYCLES + math.ceil(window_bytes / vector))
+    foreign_share = 1 - own_windows / max(windows, 1)
+    cycles += (
+        2 * own_windows * foreign_share * MISPREDICTED_CYCLES
+    )  # ownership of an update cannot be predicted
+    cycles += own_windows * (WINDOW_CYCLES + math.ceil(window_bytes / vector))
     if nbytes(eqn.invars[2].aval) > machine.l3_bytes // 4:
         is_cut = updates[-1].size < eqn.invars[2].aval.shape[-1]
-        cycles += own * (CUT_ROW_CYCLES * is_cut + SKIPPED_ROWS_CYCLES * others)
-    lines = own * math.ceil(window_bytes / LINE_BYTES)
+        cycles += own_windows * (CUT_ROW_CYCLES * is_cut + SKIPPED_ROWS_CYCLES * foreign_share)
+    lines = own_windows * math.ceil(window_bytes / LINE_BYTES)
     near = machine.l3_bandwidth if block_bytes <= machine.l3_bytes // 2 else machine.dram_bandwidth
     trips = (
         2 * LINE_BYTES * lines / (near / machine.cores)

@@ -172,7 +172,7 @@ def _cgroup_quota() -> float | None:
 
     None without a limit. systemd, Slurm and the kubelet set limits on groups far below the root.
     """
-    found = []
+    limits = []
     for line in [
         "0::/",
         ":cpu:/",
@@ -180,18 +180,18 @@ def _cgroup_quota() -> float | None:
     ]:  # a container's own root shows its limit
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:
-            found += [
+            limits += [
                 _read(group / "cpu.max").split()
                 for root in CGROUP_V2
                 for group in _group_and_above(root, path)
             ]
         elif "cpu" in controllers.split(","):
             files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            found += [
+            limits += [
                 [_read(group / file).strip() for file in files]
                 for group in _group_and_above(CGROUP_V1, path)
             ]
-    return min((quota for words in found if (quota := _cores_of(words)) is not None), default=None)
+    return min((quota for words in limits if (quota := _cores_of(words)) is not None), default=None)
 
 
 def _group_and_above(root: pathlib.Path, path: str) -> list[pathlib.Path]:
@@ -240,13 +240,13 @@ def executed_share(cpuinfo: str, bits: int) -> tuple[float, str]:
 
 def cache_bytes() -> dict[str, int]:
     """{"l1": data cache of a core, "l2": of a core, "l3": shared}, as far as the system tells."""
-    found = {}
+    sizes = {}
     for folder in sorted(CACHES.glob("index*")):
         level, kind, size = (_read(folder / name).strip() for name in ("level", "type", "size"))
         number = re.fullmatch(r"(\d+)([KMG]?)", size)
         if kind in ("Data", "Unified") and level in ("1", "2", "3") and number:
-            found[f"l{level}"] = int(number[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[number[2]]
-    return found
+            sizes[f"l{level}"] = int(number[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[number[2]]
+    return sizes
 
 
 def _read(path: pathlib.Path) -> str:

@@ -216,12 +216,12 @@ class CpuNestEmitter:
             return []
         before = Block(block)
         before.values[walk.sched.along] = low
-        made = [
+        values = [
             known[key] if key in known else self.expressions.value(walk, before, expr, place, None)
             for key, (expr, place) in carried.items()
         ]
         block.take(before)
-        return made
+        return values
 
     def _reduce(self, walk: NestWalk, block: Block, points: list[Point], tail: Tail | None) -> None:
         """Accumulators per point in registers, loops over the reduced dimensions, then the final writes."""
@@ -350,7 +350,7 @@ class CpuNestEmitter:
     def _lane_sums(self, walk: NestWalk, block: Block, points: list[Point]) -> list[Ssa]:
         """Accumulators of points whose vectors run along a reduced dimension."""
         nest, vector, lanes = walk.nest, walk.sched.along, walk.sched.lanes
-        others = tuple(rdim for rdim in nest.rdims if rdim != vector)
+        scalar_rdims = tuple(rdim for rdim in nest.rdims if rdim != vector)
         cut = chunks(nest, walk.sched)
         vectors = max(chunk.vectors for chunk in cut)
         width = len(identities(self.text.builder(block, lanes), walk.nest.reductions))
@@ -384,4 +384,4 @@ class CpuNestEmitter:
             return accs
 
         terms = walk.terms * -(-nest.dims[vector] // (lanes * vectors))
-        return self._loops(walk, block, others, terms, sweep, accs)
+        return self._loops(walk, block, scalar_rdims, terms, sweep, accs)

@@ -65,11 +65,11 @@ def pack(
 
     `turn`: vectors may be moved.
     """
-    found = product_operands(nest)
+    operands = product_operands(nest)
     if (
-        found is not None and context.options.contract
+        operands is not None and context.options.contract
     ):  # lanes would be partial sums: only where sums may be reassociated
-        vector, streamed, stationary = found
+        vector, streamed, stationary = operands
         tiles = tile_products(nest, vector, streamed, stationary, context, limits)
         if tiles is not None:
             return tiles
@@ -82,13 +82,15 @@ def pack(
         narrow = narrow or few_rows(nest, streamed, stationary, context, limits)
         if narrow is not None:
             return narrow
-    other = swapped_operands(nest, found and found[0], context, limits, staged) if turn else None
+    other = (
+        swapped_operands(nest, operands and operands[0], context, limits, staged) if turn else None
+    )
     if other is not None:
         products, copy = other
         return [*_packed(products, context, limits, staged), copy]
-    if found is None:
+    if operands is None:
         return [nest]
-    vector, streamed, stationary = found
+    vector, streamed, stationary = operands
     if nest.dims[vector] < limits.fewest_columns:
         out = list[Stmt]()
         nest, _ = _stage_still(nest, stationary, True, context, limits, out, staged)
@@ -208,14 +210,16 @@ def _in_words(
     if nest.reuse(streamed) < 4:
         return None
     for words, count in ((quad_products, QUAD), (pair_products, PAIR)):
-        found = words(in_whole_words(nest, count, context, limits), streamed, stationary, context)
+        candidate = words(
+            in_whole_words(nest, count, context, limits), streamed, stationary, context
+        )
         if (
-            found is None
-            or found.depth * width * 4 > context.options.l2_bytes // limits.panel_share
+            candidate is None
+            or candidate.depth * width * 4 > context.options.l2_bytes // limits.panel_share
         ):
             continue
-        if _panel_pays(found.nest, found.packed, vector, found.depth, context, limits):
-            return found
+        if _panel_pays(candidate.nest, candidate.packed, vector, candidate.depth, context, limits):
+            return candidate
     return None
 
 

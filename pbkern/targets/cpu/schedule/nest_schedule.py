@@ -98,8 +98,8 @@ def scheduled(nest: Nest, **decisions: Any) -> Nest:
         return nest
     if isinstance(nest, ScheduledNest):
         return replace(nest, **decisions)
-    kept = {field.name: getattr(nest, field.name) for field in fields(nest)}
-    return ScheduledNest(**kept, **decisions)
+    values = {field.name: getattr(nest, field.name) for field in fields(nest)}
+    return ScheduledNest(**values, **decisions)
 
 
 def schedule_so_far(nest: Nest) -> NestSchedule | None:

@@ -102,15 +102,15 @@ def choose(nest: Nest, vectors: Vectors = WIDE_VECTORS, reassociate: bool = True
     best = max(live, key=lambda dim: (scores[dim], list(nest.dims).index(dim)), default=None)
     if best is None or scores[best] <= 0 or nest.dims[best] < 2:
         return NestSchedule(order=tuple(nest.dims))
-    found = along(nest, best, vectors)
+    schedule = along(nest, best, vectors)
     if not is_product(nest) or best not in nest.rdims:
-        return found
+        return schedule
     # Both operands may be contiguous along a short reduced dimension: few lanes, which are then
     # added to one another.
-    others = [
+    alternatives = [
         along(nest, dim, vectors) for dim in live if scores[dim] > 0 and dim not in nest.rdims
     ]
-    return min([found, *others], key=lambda sched: product_cycles(nest, sched))
+    return min([schedule, *alternatives], key=lambda sched: product_cycles(nest, sched))
 
 
 def along(nest: Nest, vector: str, vectors: Vectors) -> NestSchedule:
@@ -420,7 +420,7 @@ def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> NestSchedule:
 
     Short reductions overlap by themselves, and read memory in its order.
     """
-    others = [
+    candidates = [
         dim
         for dim, size in nest.dims.items()
         if size > 1 and dim != sched.vector and dim not in nest.rdims
@@ -428,23 +428,23 @@ def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> NestSchedule:
     chains = -(-PRODUCTS_UNDER_WAY // (sched.unroll * len(nest.reductions)))
     if (
         nest.ordered
-        or not others
+        or not candidates
         or min(chains, most) < 2
         or math.prod(nest.dims[rdim] for rdim in nest.rdims) < LONG_WAIT
     ):
         return sched
-    rows = nest.dims[others[-1]]
+    rows = nest.dims[candidates[-1]]
     turns = -(-rows // min(chains, most))
-    return replace(sched, jam={others[-1]: -(-rows // turns)})
+    return replace(sched, jam={candidates[-1]: -(-rows // turns)})
 
 
 def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: int) -> NestSchedule:
     """Points of one more dimension in a tile that holds all of the first: windows of a few rows and columns."""
     first, vectors = nest.dims[jam], _vectors(nest, sched)
-    others = [dim for dim in _sharing_dims(nest, sched.along) if dim != jam]
-    if not others:
+    candidates = [dim for dim in _sharing_dims(nest, sched.along) if dim != jam]
+    if not candidates:
         return sched
-    second = others[-1]
+    second = candidates[-1]
     rows, best = nest.dims[second], (cost * nest.dims[second], 1, sched.unroll)
     registers = sched.registers - _operand_registers(nest, sched)
     for unroll in range(1, min(4, vectors) + 1):
