@@ -470,7 +470,6 @@ PASS_FOLDERS = (
         for room in ("algebra complex indexing loops partition simplify split time_tiling".split())
     ),
     "lower/passes",
-    "targets/simt/passes",
 )
 # Numbers there that decide nothing: sizes of words, of types, and of what the fields of a word hold.
 FACTS = {
@@ -579,16 +578,10 @@ def test_operations_are_emitted_in_parts():
 # Modules of lowering and of targets that use regular expressions -> what they read: texts that others write.
 READERS_OF_TEXT = {
     "lower/nest/parse.py": "nests as text",
-    "targets/amdgpu/compile.py": "LLVM IR as LLVM prints it",
-    "targets/amdgpu/driver.py": "names of devices",
     "targets/host/objects/cache_key.py": "Linux's /proc",
     "targets/host/processor.py": "Linux's /proc",
     "targets/host/runtime/xla.py": "XLA's header",
     "targets/llvm/literals.py": "LLVM IR as MLIR prints it",
-    "targets/nvgpu/compile.py": "PTX as LLVM prints it",
-    "targets/nvgpu/ptxas.py": "messages of ptxas",
-    "targets/simt/emit/nests.py": "places in the user's program",
-    "targets/simt/llvm.py": "LLVM IR as MLIR prints it",
 }
 
 
@@ -633,9 +626,6 @@ UNTOLD_IN = (
     "lower/nest/interpret.py",
     "lower/nest/ir.py",
     "lower/nest/parse.py",
-    "targets/amdgpu/target.py",
-    "targets/nvgpu/target.py",
-    "targets/simt/",
 )
 
 

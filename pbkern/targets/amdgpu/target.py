@@ -71,14 +71,14 @@ class AmdgpuTarget(ThreadTarget):
         return AmdgpuBackend(kind_of_architecture(present) if present else device_kind(device))
 
     def make(
-        self, function: ThreadFunction, kind: AmdDeviceKind, made: bytes | None
+        self, function: ThreadFunction, kind: AmdDeviceKind, image: bytes | None
     ) -> AmdKernelCode:
         code = AmdKernelCode(function, kind)
-        if made is not None:
-            code.image = made
+        if image is not None:
+            code.image = image
         return code
 
-    def made(self, code: AmdKernelCode) -> bytes:
+    def image(self, code: AmdKernelCode) -> bytes:
         return code.image
 
     def driver(self) -> HipDriver:

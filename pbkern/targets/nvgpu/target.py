@@ -40,14 +40,14 @@ class NvgpuTarget(ThreadTarget):
         return NvgpuBackend(of_capability(*capability) if capability else device_kind(device))
 
     def make(
-        self, function: ThreadFunction, kind: NvDeviceKind, made: bytes | None
+        self, function: ThreadFunction, kind: NvDeviceKind, image: bytes | None
     ) -> NvKernelCode:
         code = NvKernelCode(function, kind)
-        if made is not None:
-            code.ptx = made.decode()
+        if image is not None:
+            code.ptx = image.decode()
         return code
 
-    def made(self, code: NvKernelCode) -> bytes:
+    def image(self, code: NvKernelCode) -> bytes:
         return code.ptx.encode()
 
     def driver(self) -> Any:

@@ -41,9 +41,9 @@ def key(kernel: Kernel, name: str, options: Any, device: Any) -> str:
     return disk_cache.digest((environment(), name, kernel.content, lines, options, device))
 
 
-def packed(function: ThreadFunction, made: bytes) -> bytes:
+def packed(function: ThreadFunction, image: bytes) -> bytes:
     head = zlib.compress(json.dumps(dataclasses.asdict(function)).encode())
-    return len(head).to_bytes(8, "little") + head + made
+    return len(head).to_bytes(8, "little") + head + image
 
 
 def unpacked(payload: bytes) -> tuple[ThreadFunction, bytes]:

@@ -43,17 +43,17 @@ def of_kernel(kernel: Kernel, default: P) -> P:
 
     Raises OptionError.
     """
-    found = kernel.compiler_params.get(default.target_name)
-    if found is None:
+    params = kernel.compiler_params.get(default.target_name)
+    if params is None:
         every = (
             getattr(param, "dimension_semantics", None) for param in kernel.compiler_params.values()
         )
         return default.replace(dimension_semantics=next(filter(None, every), None))
-    if not isinstance(found, type(default)):
+    if not isinstance(params, type(default)):
         raise OptionError(
             f"kernel `{kernel.name}` has compiler_params for {default.target_name} of another class",
             at=kernel.defined_at or None,
-            why=repr(found),
+            why=repr(params),
             hint=f"pbkern.{default.target_name}.CompilerParams(...)",
         )
-    return found
+    return params

@@ -43,8 +43,8 @@ class ThreadTarget(abc.ABC):
     """See targets.target.Target. A vendor's target has beside it:
 
     backend_of(device): lowering for the device that compile_options name, or for the default one.
-    make(function, kind, made): a kernel's code; `made`: its text or image, if an earlier process
-    had it. made(code): the text or image, as bytes. driver(): the functions that launch. show(code,
+    make(function, kind, image): a kernel's code; `image`: its text or binary, if an earlier process
+    had it. image(code): the text or binary, as bytes. driver(): the functions that launch. show(code,
     stage): text of a last stage.
     """
 
@@ -63,10 +63,10 @@ class ThreadTarget(abc.ABC):
     def backend_of(self, device: str | None) -> ThreadBackend: ...
 
     @abc.abstractmethod
-    def make(self, function: ThreadFunction, kind: Any, made: bytes | None) -> KernelCode: ...
+    def make(self, function: ThreadFunction, kind: Any, image: bytes | None) -> KernelCode: ...
 
     @abc.abstractmethod
-    def made(self, code: Any) -> bytes: ...
+    def image(self, code: Any) -> bytes: ...
 
     @abc.abstractmethod
     def driver(self) -> Driver: ...
@@ -107,8 +107,8 @@ class ThreadTarget(abc.ABC):
             build = backend.build_options(stage, options)
             if build.one_case:
                 nests = kernel_nests(stage, build).after((*SHARED_PASSES, *backend.passes))
-                found = [stmt for case in nests.cases for stmt in every(case.statements)]
-                tilings = [stmt.by for stmt in found if isinstance(stmt, Nest) and stmt.by]
+                stmts = [stmt for case in nests.cases for stmt in every(case.statements)]
+                tilings = [stmt.by for stmt in stmts if isinstance(stmt, Nest) and stmt.by]
                 names |= {tiling.instruction.name for tiling in tilings}
         return tuple(sorted(names))
 
@@ -128,13 +128,13 @@ class ThreadTarget(abc.ABC):
             )
         program, start = in_stages(program), time.perf_counter()
         backend, codes = self.backend_of(options.device), {}
-        made: dict[tuple[tuple, ThreadOptions], KernelCode] = {}
+        shared: dict[tuple[tuple, ThreadOptions], KernelCode] = {}
         for n, kernel in enumerate(program.kernels()):
             build = backend.build_options(kernel, options, program)
             like = kernel.content, build
-            code = made.get(like) or self._code(kernel, build, f"k{n}_{kernel.name}", backend)
+            code = shared.get(like) or self._code(kernel, build, f"k{n}_{kernel.name}", backend)
             if code.function.is_shared:
-                made[like] = code
+                shared[like] = code
             codes[id(kernel)] = code
         compiled = self.compiled_class(program, codes, options)
         compiled.times |= {"code": (time.perf_counter() - start) * 1e3}
@@ -152,8 +152,8 @@ class ThreadTarget(abc.ABC):
             payload = store.get(self.name, key) if store else None
             if store and payload is not None:
                 try:
-                    function, found = kept_code.unpacked(payload)
-                    self._codes[key] = self.make(function, backend.kind, found)
+                    function, image = kept_code.unpacked(payload)
+                    self._codes[key] = self.make(function, backend.kind, image)
                     return self._codes[key]
                 except (ValueError, TypeError, zlib.error):  # no entry of ours: make it anew
                     store.remove(self.name, key)
@@ -162,7 +162,7 @@ class ThreadTarget(abc.ABC):
                 return code
             self._codes[key] = code
             if store:
-                store.put(self.name, key, kept_code.packed(code.function, self.made(code)))
+                store.put(self.name, key, kept_code.packed(code.function, self.image(code)))
         return self._codes[key]
 
     def _lowered(
@@ -172,7 +172,7 @@ class ThreadTarget(abc.ABC):
         try:
             function = device_function(kernel, options, backend.passes, backend.emit, name)
             code = self.make(function, backend.kind, None)
-            self.made(code)
+            self.image(code)
         except Exception as e:
             repro.attach(e, kernel)
             raise
@@ -223,4 +223,4 @@ class ThreadTarget(abc.ABC):
         scratch = max(
             (code.function.global_bytes * code.function.blocks for code in codes), default=0
         )
-        return scratch, sum(len(self.made(code)) for code in codes)
+        return scratch, sum(len(self.image(code)) for code in codes)

@@ -83,9 +83,9 @@ class Expressions:
     def scalar(self, block: Block, expr: Expr) -> Ssa:
         """A value outside of any nest, loaded anew: statements since an equal one may have stored there."""
         inner = Block(block)
-        found = self.value(SimtWalk(Nest({}), inner, frozenset()), inner, expr)
+        value = self.value(SimtWalk(Nest({}), inner, frozenset()), inner, expr)
         block.take(inner)
-        return found
+        return value
 
     def value(self, walk: SimtWalk, block: Block, expr: Expr) -> Ssa:
         if isinstance(expr, Accumulator):
@@ -108,12 +108,12 @@ class Expressions:
         """Whether a value comes from an accumulator, or of what the nest writes."""
         key = (what, id(expr))
         if key not in walk.memo:
-            own = (
+            here = (
                 isinstance(expr, Accumulator)
                 if what == "acc"
                 else isinstance(expr, Load | Gather) and expr.buf.root in walk.written
             )
-            walk.memo[key] = own or any(self._has(walk, arg, what) for arg in expr.args)
+            walk.memo[key] = here or any(self._has(walk, arg, what) for arg in expr.args)
         return walk.memo[key]
 
     def _make(self, walk: SimtWalk, block: Block, expr: Expr) -> Ssa:
@@ -184,12 +184,12 @@ class Expressions:
 
     def guards(self, walk: SimtWalk, block: Block, buf: Buf, index) -> list[str]:
         """Conditions under which an element lies in its buffer."""
-        found = [
+        tests = [
             self._within(block, self.text.affine(block, position)[1], 0, size)
             for position, size in zip(index, buf.shape)
             if not self.is_safe(walk, position, size)
         ]
-        return [test for test in found if test is not None]
+        return [test for test in tests if test is not None]
 
     def _clamped(self, walk: SimtWalk, block: Block, buf: Buf, index) -> str | Affine:
         """Place of an element of which each index is kept in its axis."""

@@ -424,10 +424,10 @@ class _Lowering(ProgramText):
         prologue = list(self.nests.prologue.statements)
         for case in self.nests.cases:
             stmts = [*prologue, *case.statements]
-            others = [stmt for other in self.nests.cases for stmt in other.statements]
+            every_case = [stmt for other in self.nests.cases for stmt in other.statements]
             start = Pending()
             if inner:  # what any program may have left, of whichever case it was
-                start.add(*plan.effects([*prologue, *others]))
+                start.add(*plan.effects([*prologue, *every_case]))
             plan.run(stmts, start)
         self.waits = plan.before
 

@@ -103,7 +103,7 @@ class SimtNestEmitter(Expressions):
                 self._at(walk, inner, mapping, place, None)
             return []
 
-        if mapping.kept:
+        if mapping.in_registers:
             text.unrolled(block, "%step", 0, mapping.steps, 1, step, [])
         else:
             text.loop(block, "%step", 0, mapping.steps, 1, step)
@@ -129,7 +129,7 @@ class SimtNestEmitter(Expressions):
         """Values of the places of points that may lie outside."""
         for number in filter(tile.may_lie_outside, range(tile.count)):
             at = self.text.affine(block, tile.place(number))[1]
-            block.values[tile.kept(number)] = self.text.put(
+            block.values[tile.clamped(number)] = self.text.put(
                 block, "arith.minui", (at, self.text.index(tile.size - 1)), "index"
             )
 
@@ -163,9 +163,9 @@ class SimtNestEmitter(Expressions):
             ]
             if mapping is not None and team > 1:
                 walk.along, walk.beside = mapping.beside or ("", 1)
-                found = self._terms_of_team(walk, block, mapping, start, live)
+                partials = self._terms_of_team(walk, block, mapping, start, live)
                 walk.along, walk.beside = "", 1
-                accs = self.team.joined(block, nest.reductions, found, team)
+                accs = self.team.joined(block, nest.reductions, partials, team)
             else:
                 accs = self._terms(walk, block, list(nest.rdims), start)
             self._bind(walk, accs)
@@ -370,10 +370,10 @@ class SimtNestEmitter(Expressions):
 
 def _locate(block: Block, at: str | None) -> None:
     """Gives operations the user's line."""
-    found = LINE.match(at) if at else None
-    if found is None:
+    match = LINE.match(at) if at else None
+    if match is None:
         return
-    where = f' loc("{found[1]}":{found[2]}:{found[3] or 1})'
+    where = f' loc("{match[1]}":{match[2]}:{match[3] or 1})'
     for op in walk(block.operations):
         if not op.regions and not op.location:
             op.location = where

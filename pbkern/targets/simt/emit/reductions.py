@@ -112,7 +112,7 @@ class Team:
 
         mlir_text.when(block, first, store)
         self.barrier(block)
-        found = [
+        partials = [
             [
                 _from64(
                     b,
@@ -127,8 +127,8 @@ class Team:
             ]
             for n in range(warps)
         ]
-        total = found[0]
-        for other in found[1:]:
+        total = partials[0]
+        for other in partials[1:]:
             total = self._combined(b, reductions, total, other)
         self.barrier(block)  # the next reduction stores to the same slots
         return total

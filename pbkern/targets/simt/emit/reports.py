@@ -59,10 +59,10 @@ class Reports:
     @functools.cached_property
     def places(self) -> dict[int, int]:
         """Check -> its first word."""
-        found, at = {}, 1
+        places, at = {}, 1
         for check in self.checks:
-            found[check], at = at, at + 1 + words(SITES[check].types)
-        return found
+            places[check], at = at, at + 1 + words(SITES[check].types)
+        return places
 
     @property
     def first_print(self) -> int:

@@ -199,7 +199,7 @@ def _place(
     length: int,
 ) -> None:
     """Element element of a line goes to its place in its run and the neighbour's together."""
-    mlir_text, (bufs, base), (others, other_base) = expressions.text, here, there
+    mlir_text, (bufs, base), (other_bufs, other_base) = expressions.text, here, there
     put = partial(mlir_text.put, block)
     number = put("arith.divui", (element, mlir_text.index(run)), "index")
     is_second = put(
@@ -222,7 +222,7 @@ def _place(
     )
     low = put("arith.select", (is_second, before, after), "index")
     high = put("arith.select", (is_second, mine, end), "index")
-    own, steps, keys = (
+    source, steps, keys = (
         put("arith.addi", (base, element), "index"),
         run.bit_length(),
         bufs[: sort.num_keys],
@@ -236,7 +236,7 @@ def _place(
     safe = put_in("arith.minui", (middle, mlir_text.index(length - 1)), "index")
     at = put_in("arith.addi", (base, safe), "index")
     less, equal = _below(
-        expressions, inner, keys, at, keys, own
+        expressions, inner, keys, at, keys, source
     )  # does the other run's element come before mine?
     not_after = put_in("arith.ori", (less, put_in("arith.andi", (equal, is_second), "i1")), "i1")
     go_up = put_in("arith.andi", (open_, not_after), "i1")
@@ -266,6 +266,6 @@ def _place(
     inside = put("arith.subi", (element, mine), "index")
     ahead = put("arith.addi", (passed, inside), "index")
     place = put("arith.addi", (other_base, put("arith.addi", (first, ahead), "index")), "index")
-    for buf, other in zip(bufs, others):
-        value = expressions.load_stored(block, buf, own)
+    for buf, other in zip(bufs, other_bufs):
+        value = expressions.load_stored(block, buf, source)
         expressions.store_stored(block, other, place, Ssa(value.name, storage_el(buf.dtype), 0))

@@ -79,10 +79,10 @@ class TileEmitter:
 
     def _places(self, layout: Layout, **numbers: int) -> tuple[Affine, ...]:
         """A layout's places as sums of symbols that are defined."""
-        found = layout.affine(**numbers)
-        for symbol in sorted(symbol for place in found for symbol in place.symbols):
+        places = layout.affine(**numbers)
+        for symbol in sorted(symbol for place in places for symbol in place.symbols):
             self._bits(symbol)
-        return found
+        return places
 
     # ---------------------------------------------------------------- shared memory
 
@@ -278,13 +278,13 @@ class TileEmitter:
             warp=flat.vectors("warp"),
         )
         (place,) = self._places(sent)
-        found: list[str] = []
+        loaded: list[str] = []
         for group in range(1 << (len(words) - len(matrices))):
             register = group << (within + len(matrices))
             (number,) = flat.place(register=register, step=step)
             at = self._shared(block, buf, stage, place, number)
-            found += self._matrices(block, at, 1 << len(matrices), turned)
-        return found
+            loaded += self._matrices(block, at, 1 << len(matrices), turned)
+        return loaded
 
     def _matrices(self, block: Block, at: str, count: int, turned: bool) -> list[str]:
         """Words of matrices of 8 rows of 16 bytes, by ldmatrix."""
@@ -447,7 +447,7 @@ class TileEmitter:
 
         slots: axes of an array -> which of the thread's registers belongs to the point.
         """
-        pool, kept = self.nests.context.pool, self.nests.placement.slots
+        pool, registers = self.nests.context.pool, self.nests.placement.slots
         dims = dict(zip(nest.dims, self._places(layout, register=register)))
         renamed = pool.renamer(dims)
 
@@ -457,7 +457,7 @@ class TileEmitter:
         def held(node: Expr) -> Expr | None:
             if not isinstance(node, Load) or node.buf.space != "registers":
                 return None
-            return pool.load(node.dtype, kept[node.buf], place(node.buf))
+            return pool.load(node.dtype, registers[node.buf], place(node.buf))
 
         change = pool.rewriter(held)
 
@@ -467,17 +467,17 @@ class TileEmitter:
             moved = part.moved(dims, renamed).mapped(change)
             if part.buf.space != "registers":
                 return moved
-            return replace(moved, buf=kept[part.buf], index=place(part.buf))
+            return replace(moved, buf=registers[part.buf], index=place(part.buf))
 
         return point
 
     def _are_beside(self, nest: Nest, group: Sequence[Store]) -> bool:
         """Whether stores go to neighbours, at a multiple of their number, of which all are inside or none is."""
-        first, *others = group
+        first, *rest = group
         flat, count = flat_index(first.buf, first.index), len(group)
         follow = all(
             flat_index(store.buf, store.index) == flat + number
-            for number, store in enumerate(others, 1)
+            for number, store in enumerate(rest, 1)
         )
         whole = [flat.const, *(factor for _, factor in flat.terms), first.buf.shape[-1]]
         is_private = self.nests.placement.is_private(first.buf)

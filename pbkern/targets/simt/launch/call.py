@@ -28,10 +28,10 @@ def launched_call(compiled: DeviceProgram, operands: Sequence, driver: Driver) -
         for output in compiled.program.outputs
     ]
     memory = jax.ShapeDtypeStruct((temporaries,), np.uint8)
-    made = jax.ffi.ffi_call(
+    arrays = jax.ffi.ffi_call(
         name, [*results, memory], input_output_aliases=compiled.program.shared_arrays()
     )(*operands)
-    return list(made)[: len(results)]
+    return list(arrays)[: len(results)]
 
 
 def _registered(compiled: DeviceProgram, driver: Driver) -> tuple[str, int]:

@@ -191,7 +191,7 @@ class Driver(abc.ABC):
             text = self.described(address, error, device)
         except BaseException:  # without a text, the call would count as good
             text = f"error {error} of the driver, which does not say more: {traceback.format_exc()}"
-        return kept(self._texts, text)
+        return address_of_text(self._texts, text)
 
     def described(self, address: Address | None, error: int, device: int) -> str:
         """Says why a call failed: of a kernel, of a copy (None), or of what is asked before either (PROGRAM)."""
@@ -278,7 +278,7 @@ def address_of(function: Callable) -> Address:
     return address
 
 
-def kept(texts: list, text: str) -> int:
+def address_of_text(texts: list, text: str) -> int:
     """Address of a text that stays where it is while XLA may read it: the last hundred do."""
     buffer = ctypes.create_string_buffer(text.encode())
     texts.append(buffer)

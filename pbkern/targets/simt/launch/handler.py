@@ -28,8 +28,7 @@ from pbkern.targets.simt.program import DeviceProgram
 
 from .driver import BEYOND, DEVICES, NAMES, RECENT_LAUNCHES, Driver
 
-# Bytes from the start of `call` to the stream, of the structure that functions here share.
-CALL_STREAM = 0
+# The structure `call`, which functions here share, begins with the stream.
 # Bytes from the start of `call` to the error.
 CALL_ERROR = 8
 # Bytes from the start of `call` to the kernel.
@@ -566,12 +565,12 @@ def _sizes(compiled: DeviceProgram, kernel: int) -> tuple[int, ...]:
         [*step.kernel.in_types, *step.kernel.out_types],
     )
     reported = function.reports.nbytes if function.reports else 0
-    others = [
+    extra = [
         size
         for size in (function.global_bytes * function.blocks, function.record_bytes, reported)
         if size
     ]
-    return (*(types[operand].nbytes for operand in function.operands), *others)
+    return (*(types[operand].nbytes for operand in function.operands), *extra)
 
 
 def _reads_back(steps: tuple[Step, ...]) -> bool:

@@ -110,12 +110,12 @@ class LibraryDriver(Driver):
         return value
 
     def text_of(self, error: int) -> str:
-        found = []
+        texts = []
         for symbol in self.error_texts:
             text = ctypes.c_char_p()
             self.call(symbol, error, ctypes.byref(text))
-            found += [text.value.decode()] if text.value else []
-        return " ".join(found) or f"error {error}"
+            texts += [text.value.decode()] if text.value else []
+        return " ".join(texts) or f"error {error}"
 
     # ---------------------------------------------------------------- kernels
 
@@ -174,12 +174,12 @@ class LibraryDriver(Driver):
     # ---------------------------------------------------------------- memory
 
     def bytes_at(self, address: int | None, size: int, stream: int | None) -> np.ndarray:
-        found = np.zeros(size, np.uint8)
+        contents = np.zeros(size, np.uint8)
         if size:
             self.check(
                 self.call(
                     self.symbols["read"],
-                    ctypes.c_void_p(found.ctypes.data),
+                    ctypes.c_void_p(contents.ctypes.data),
                     ctypes.c_void_p(address),
                     ctypes.c_size_t(size),
                     ctypes.c_void_p(stream),
@@ -189,4 +189,4 @@ class LibraryDriver(Driver):
             self.check(
                 self.call(self.symbols["synchronize"], ctypes.c_void_p(stream)), "waited for"
             )
-        return found
+        return contents

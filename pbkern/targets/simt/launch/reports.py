@@ -67,10 +67,10 @@ def _printed(function: ThreadFunction, stored: np.ndarray) -> Iterator[tuple[int
 
 
 def _values(stored: np.ndarray, types: Sequence[Type]) -> list[np.ndarray]:
-    found, at = [], 0
+    values, at = [], 0
     for shape, dtype in types:
         count = value_words((shape, dtype))
         flat = stored[at : at + count].view(np.uint8)[: math.prod(shape) * dtype.itemsize]
-        found.append(flat.view(dtype).reshape(shape).copy())
+        values.append(flat.view(dtype).reshape(shape).copy())
         at += count
-    return found
+    return values

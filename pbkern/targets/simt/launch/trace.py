@@ -44,7 +44,7 @@ def events(name: str, profile: Profile, records: np.ndarray) -> list[dict[str, A
     """Events of all blocks in microseconds since the first block started."""
     rows = records.reshape(-1, profile.words)
     first = int(rows[:, 1].min(initial=np.iinfo(np.int64).max))
-    found: list[dict[str, Any]] = [
+    trace_events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": int(sm), "args": {"name": f"SM {sm}"}}
         for sm in np.unique(rows[:, 0])
     ]
@@ -59,7 +59,7 @@ def events(name: str, profile: Profile, records: np.ndarray) -> list[dict[str, A
             microseconds = {"ts": at / 1e3, "dur": (high - low) * each / 1e3}  # noqa: B023
             return {"ph": "X", "name": what, "pid": sm, "tid": block, "args": args} | microseconds  # noqa: B023
 
-        found.append(
+        trace_events.append(
             {
                 "ph": "M",
                 "name": "thread_name",
@@ -68,11 +68,11 @@ def events(name: str, profile: Profile, records: np.ndarray) -> list[dict[str, A
                 "args": {"name": f"block {block}"},
             }
         )
-        found.append(event(name, start_cycles, end_cycles, cycles=cycles))
+        trace_events.append(event(name, start_cycles, end_cycles, cycles=cycles))
         for n, (low, high) in enumerate(zip(steps[::2], steps[1::2])):
             if high:  # it was taken
-                found.append(event(_step(profile, n), low, high, cycles=high - low))
-    return found
+                trace_events.append(event(_step(profile, n), low, high, cycles=high - low))
+    return trace_events
 
 
 def _step(profile: Profile, number: int) -> str:

@@ -68,12 +68,12 @@ class ContractTiles:
         )
 
         def contracted(block: Sequence[Stmt]) -> list[Stmt]:
-            found: list[Stmt] = []
+            out: list[Stmt] = []
             for stmt in with_operands(block, readers, context):
                 product = matrix_product(stmt, context) if isinstance(stmt, Nest) else None
                 tiled = None if product is None else self.tiled(product, context)
-                found += [with_bodies(stmt, contracted)] if tiled is None else tiled
-            return found
+                out += [with_bodies(stmt, contracted)] if tiled is None else tiled
+            return out
 
         limits = self.resident_stages, self.resident_words
         return contracted(resident_products(stmts, context, *limits))

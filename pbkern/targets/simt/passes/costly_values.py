@@ -36,12 +36,14 @@ class StoreCostlyValues:
     def __call__(self, stmts: Sequence[Stmt], context: NestContext[ThreadOptions]) -> list[Stmt]:
         return self._stored(stmts, context, {buf.root for buf in context.kept})
 
-    def _stored(self, stmts: Sequence[Stmt], context: NestContext, others: set[Buf]) -> list[Stmt]:
-        """A list of statements and those inside them; other statements touch `others`."""
-        out = inside(stmts, others, lambda body, around: self._stored(body, context, around))
+    def _stored(
+        self, stmts: Sequence[Stmt], context: NestContext, elsewhere: set[Buf]
+    ) -> list[Stmt]:
+        """A list of statements and those inside them; other statements touch `elsewhere`."""
+        out = inside(stmts, elsewhere, lambda body, around: self._stored(body, context, around))
         for at in range(len(out)):
             for value, load in list(self._candidates(out[at])):
-                if load.buf.root not in others:
+                if load.buf.root not in elsewhere:
                     out = _reused(out, at, value, load, context.pool) or out
         return out
 

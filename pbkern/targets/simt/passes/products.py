@@ -128,23 +128,23 @@ def with_operands(
 
     `readers`: how many nests of the program read a buffer.
     """
-    found = list(stmts)
-    for at, reader in enumerate(found):
+    statements = list(stmts)
+    for at, reader in enumerate(statements):
         if not isinstance(reader, Nest) or not any(r.is_plain_product for r in reader.reductions):
             continue
         inside, written = reader, effects.written([reader])
         makers: list[Nest] = []
-        for maker in reversed(found[:at]):
+        for maker in reversed(statements[:at]):
             if isinstance(maker, Nest) and _is_operand(maker, inside, readers, context):
                 candidate = recomputed(maker, inside, context.pool)
                 if candidate is not None and not effects.read([maker]) & written:
                     inside, makers = candidate, [*makers, maker]
             written |= effects.written([maker])
         if makers and matrix_product(inside, context):
-            found[at] = inside
-            others = [stmt for stmt in found if not any(stmt is maker for maker in makers)]
-            return with_operands(others, readers, context)
-    return found
+            statements[at] = inside
+            remaining = [stmt for stmt in statements if not any(stmt is maker for maker in makers)]
+            return with_operands(remaining, readers, context)
+    return statements
 
 
 def _is_operand(maker: Nest, reader: Nest, readers: Mapping[Buf, int], context: Context) -> bool:

@@ -53,7 +53,7 @@ class BoxRegion:
 
 def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) -> list[BoxRegion]:
     """Regions of the nests of one list of statements; `written`: arrays that are stored to somewhere, which have none."""
-    found: dict[tuple, BoxRegion] = {}
+    by_base: dict[tuple, BoxRegion] = {}
     for at, stmt in enumerate(stmts):
         if not isinstance(stmt, Nest) or stmt.moves() or not all(stmt.dims.values()):
             continue
@@ -66,7 +66,7 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
         for load in staged_loads(stmt, written):
             buf, index, guard = load.buf, load.index, load.guard
             box = Box.around(index, stmt.dims)
-            region = found.setdefault((buf, box.base), BoxRegion(buf, box))
+            region = by_base.setdefault((buf, box.base), BoxRegion(buf, box))
             region.box = region.box.joined(box)
             region.readers += [at] if at not in region.readers else []
             region.reads += math.prod(
@@ -78,7 +78,7 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
             step = abs(flat_coefficient(buf, index, lane))
             region.across |= step > 1 or (gaps and step == 1)
             region.uniform &= step == 0
-    return list(found.values())
+    return list(by_base.values())
 
 
 def is_tiled(nest: Nest) -> bool:
@@ -88,8 +88,8 @@ def is_tiled(nest: Nest) -> bool:
 
 def terms(nest: Nest) -> list[Expr]:
     """Expressions that are computed at every point, also of reduced dimensions."""
-    found = [arg for reduction in nest.reductions for arg in reduction.args]
-    return found + [
+    reduced = [arg for reduction in nest.reductions for arg in reduction.args]
+    return reduced + [
         expr
         for store in nest.stores
         if store.inner or not nest.rdims

@@ -67,14 +67,16 @@ def resident_products(
     stages: steps of copies in shared memory at a time. most_words: registers of a thread for all arrays together.
     """
     plain = with_nests(stmts, lambda nest: [_without_single_dims(nest, context)])
-    found = _found(plain, context, most_words)
-    if found is None:
+    residents = _residents(plain, context, most_words)
+    if residents is None:
         return list(stmts)
     held = {
-        buf: replace(buf, shape=tuple(_long(buf.shape, buf)), space="registers", layout=found.by)
-        for buf in found.arrays
+        buf: replace(
+            buf, shape=tuple(_long(buf.shape, buf)), space="registers", layout=residents.by
+        )
+        for buf in residents.arrays
     }
-    return _Writer(found, held, context, stages).whole(plain)
+    return _Writer(residents, held, context, stages).whole(plain)
 
 
 def _without_single_dims(nest: Nest, context: Context) -> Nest:
@@ -93,7 +95,7 @@ def _long(values: Sequence, buf: Buf) -> list:
     return [value for value, size in zip(values, buf.shape) if size > 1]
 
 
-def _found(stmts: Sequence[Stmt], context: Context, most_words: int) -> Residents | None:
+def _residents(stmts: Sequence[Stmt], context: Context, most_words: int) -> Residents | None:
     """The largest set of arrays that products and nests along rows touch in the registers of one tiling."""
     leaves = [stmt for stmt in every(stmts) if not bodies(stmt)]
     nests = [stmt for stmt in leaves if isinstance(stmt, Nest)]
@@ -107,14 +109,14 @@ def _found(stmts: Sequence[Stmt], context: Context, most_words: int) -> Resident
         return None
     (instruction,) = instructions.values()
     by = Tiling(instruction, (context.options.threads // context.options.device.warp, 1))
-    others = effects.touched([stmt for stmt in leaves if not isinstance(stmt, Nest)])
+    elsewhere = effects.touched([stmt for stmt in leaves if not isinstance(stmt, Nest)])
     arrays = {
         store.buf
         for nest in nests
         for store in nest.stores
         if store.buf.arena and store.buf.storage is None
     }
-    arrays -= others | (context.kept - context.fresh)
+    arrays -= elsewhere | (context.kept - context.fresh)
     while True:
         bad = {
             buf
@@ -184,15 +186,15 @@ def _is_first_operand(product: MatrixProduct, buf: Buf, by: Tiling) -> bool:
 
 def _loads(product: MatrixProduct, operand: int) -> list[Load | Gather]:
     """Loads of an operand of a product."""
-    found = nodes([product.nest.reductions[0].args[operand]])
-    return [node for node in found if isinstance(node, Load | Gather)]
+    expressions = nodes([product.nest.reductions[0].args[operand]])
+    return [node for node in expressions if isinstance(node, Load | Gather)]
 
 
 @dataclass
 class _Writer:
     """Writes the statements anew. held: array -> its registers. bounds: of symbols that copies ahead do not move."""
 
-    found: Residents
+    residents: Residents
     held: dict[Buf, Buf]
     context: Context
     stages: int
@@ -221,7 +223,7 @@ class _Writer:
         before: list[Nest] = []
         out: list[Stmt] = []
         for stmt in stmts:
-            product = self.found.products.get(id(stmt))
+            product = self.residents.products.get(id(stmt))
             if isinstance(stmt, For):
                 copies, body = self.block(stmt.body, may_move)
                 moving = [copy for copy in copies if stmt.counter in _symbols(copy)]
@@ -237,13 +239,13 @@ class _Writer:
                     )
                 else:
                     out.append(loop)
-            elif product is not None and self.found.arrays & effects.touched([product.nest]):
+            elif product is not None and self.residents.arrays & effects.touched([product.nest]):
                 copies, nests = self.product(product)
                 before += [copy for copy in copies if may_move(copy)]
                 out += self.begun([copy for copy in copies if not may_move(copy)])
                 out += nests
-            elif isinstance(stmt, Nest) and self.found.arrays & effects.touched([stmt]):
-                out.append(replace(self.in_registers(stmt), by=self.found.by))
+            elif isinstance(stmt, Nest) and self.residents.arrays & effects.touched([stmt]):
+                out.append(replace(self.in_registers(stmt), by=self.residents.by))
             else:
                 out.append(self.inside(stmt, may_move))
         return before, out
@@ -265,7 +267,7 @@ class _Writer:
 
     def product(self, product: MatrixProduct) -> tuple[list[Nest], list[Stmt]]:
         """(copies of operands to tiles, the nests of the product)."""
-        context, by = self.context, self.found.by
+        context, by = self.context, self.residents.by
         nest = self.in_registers(product.nest)
         rows, columns, _ = product.dims
         shape = nest.dims[rows], nest.dims[columns]

@@ -46,14 +46,14 @@ class Stage:
     Attributes:
       limits: which copies are wanted.
       written: arrays that some statement stores to. usual: bytes that copies take at a time, such
-        that other blocks fit beside this one. made: copies.
+        that other blocks fit beside this one. all_copies: those that it has placed so far.
     """
 
     context: NestContext[ThreadOptions]
     limits: StageLimits
     written: set[Buf]
     usual: int
-    made: list[Nest] = field(default_factory=list)
+    all_copies: list[Nest] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -71,12 +71,14 @@ class Stage:
 
     def wanted(self, stmts: Sequence[Stmt]) -> list[BoxRegion]:
         """Regions that are worth a copy, most first."""
-        found = [
+        candidates = [
             region
             for region in regions(stmts, self.context.options, self.written)
             if region.is_wanted(self.limits.fewest_element_reads)
         ]
-        return sorted(found, key=lambda box: (-box.turned, -box.reads / box.size, box.buf.name))
+        return sorted(
+            candidates, key=lambda box: (-box.turned, -box.reads / box.size, box.buf.name)
+        )
 
     def staged(self, stmts: Sequence[Stmt], room: int | None = None) -> list[Stmt]:
         """The statements, inner ones too, with copies before the first that reads one."""
@@ -91,8 +93,8 @@ class Stage:
                 continue
             room -= size
             alive.append((range(min(region.readers), max(region.readers)), size))
-            self.made.append(_copy(region, padded, self.context, stmts))
-            copies.setdefault(min(region.readers), []).append(self.made[-1])
+            self.all_copies.append(_copy(region, padded, self.context, stmts))
+            copies.setdefault(min(region.readers), []).append(self.all_copies[-1])
             for at in region.readers:
                 nest = out[at]
                 assert isinstance(nest, Nest)
@@ -112,7 +114,7 @@ class Stage:
         inside = {stmt.counter} | {x.name for x in every(stmt.body) if isinstance(x, Let)}
         before: list[Stmt] = []
         body = list(stmt.body)
-        while body and any(body[0] is copy for copy in self.made):
+        while body and any(body[0] is copy for copy in self.all_copies):
             if (
                 isinstance(body[0], Nest)
                 and frozenset().union(*(load.symbols for load in body[0].loads())) & inside

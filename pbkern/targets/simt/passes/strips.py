@@ -49,9 +49,9 @@ def _cut(stmts: Sequence[Stmt], stage: Stage, turned_rows: int) -> list[Stmt]:
             <= stage.usual
         ):
             continue
-        found = _cut_for(out, region, stage, turned_rows)
-        if found is not None:
-            low, high, inner = found
+        cut = _cut_for(out, region, stage, turned_rows)
+        if cut is not None:
+            low, high, inner = cut
             return [
                 *_cut(out[:low], stage, turned_rows),
                 *inner,

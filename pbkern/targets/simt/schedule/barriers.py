@@ -118,8 +118,10 @@ class Barriers:
         start = pending.copy()
         copies = [stmt for stmt in every(list(body)) if isinstance(stmt, AsyncCopy)]
         inside = {id(nest) for copy in copies for nest in copy.body}
-        others = [stmt for stmt in every(list(body)) if id(stmt) not in inside and not _holds(stmt)]
-        start.add(*self.effects(others))
+        synchronous = [
+            stmt for stmt in every(list(body)) if id(stmt) not in inside and not _holds(stmt)
+        ]
+        start.add(*self.effects(synchronous))
         start.begun |= self.effects(copies)[1]
         after = self.run(body, start.at_any_stage())
         after.join(pending)

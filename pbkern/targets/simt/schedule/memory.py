@@ -98,25 +98,25 @@ def place(
 
 
 def _placed(
-    nests: KernelNests, wanted: frozenset[Buf], others: frozenset[Buf], start: int
+    nests: KernelNests, wanted: frozenset[Buf], elsewhere: frozenset[Buf], start: int
 ) -> tuple[dict[Buf, int], int]:
     """(offset of each wanted buffer, end of the last).
 
     Kept scratch lives all along, cases exclude each other.
     """
-    found: dict[Buf, int] = {}
+    places: dict[Buf, int] = {}
     for buf in nests.scratch:
         if buf in wanted:
-            found[buf], start = start, start + scratch.padded_bytes(buf)
+            places[buf], start = start, start + scratch.padded_bytes(buf)
     prologue: Sequence[Stmt] = nests.prologue.statements
-    offsets, start = scratch.place(list(prologue), start, {*found, *others})
-    found |= offsets
-    kept, end = {*found, *others}, start
+    offsets, start = scratch.place(list(prologue), start, {*places, *elsewhere})
+    places |= offsets
+    live, end = {*places, *elsewhere}, start
     for case in nests.cases:
-        offsets, last = scratch.place(list(case.statements), start, kept)
-        found |= offsets
+        offsets, last = scratch.place(list(case.statements), start, live)
+        places |= offsets
         end = max(end, last)
-    return found, end
+    return places, end
 
 
 def fewest_index_bits(nests: KernelNests) -> int:

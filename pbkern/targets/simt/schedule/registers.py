@@ -72,7 +72,7 @@ class RegisterValues:
 
 def keep(nests: KernelNests) -> RegisterValues:
     """Maps all nests to threads, and finds the scratch that lies in registers then."""
-    return _RegisterSearch(nests).found()
+    return _RegisterSearch(nests).values()
 
 
 def in_slots(
@@ -82,31 +82,31 @@ def in_slots(
 
     A slot is `step * points of a step + number of the point`.
     """
-    if not mapping.kept:
+    if not mapping.in_registers:
         return nest
     points = list(renamed_points(mapping.tiles))
     table = {
         (root, _moving(flat.substitute(dims.get), nest)): Affine.symbol("%step", len(points)) + n
-        for root, flat in mapping.kept
+        for root, flat in mapping.in_registers
         for n, dims in enumerate(points)
     }
-    roots = {root for root, _ in mapping.kept}
+    roots = {root for root, _ in mapping.in_registers}
 
     def slot(buf: Buf, index: Sequence[Affine]) -> tuple[Buf, tuple[Affine]]:
         return slots[buf.root], (table[buf.root, _moving(flat_index(buf, index), nest)],)
 
-    def kept(expr: Expr) -> Expr | None:
+    def from_slot(expr: Expr) -> Expr | None:
         if not isinstance(expr, Load) or expr.buf.root not in roots:
             return None
         return context.pool.load(expr.dtype, *slot(*expr.access), False)
 
-    found, stores = nest.mapped(context.pool.rewriter(kept)), []
-    for store in found.stores:
+    rewritten, stores = nest.mapped(context.pool.rewriter(from_slot)), []
+    for store in rewritten.stores:
         buf, index = (
             slot(store.buf, store.index) if store.buf.root in roots else (store.buf, store.index)
         )
         stores.append(replace(store, buf=buf, index=index))
-    return replace(found, stores=tuple(stores))
+    return replace(rewritten, stores=tuple(stores))
 
 
 class _RegisterSearch:
@@ -145,7 +145,7 @@ class _RegisterSearch:
             self.now[id(stmt)], self.context[id(stmt)] = stmt, section.context
             self.mappings[id(stmt)] = self.policy.mapping(stmt)
 
-    def found(self) -> RegisterValues:
+    def values(self) -> RegisterValues:
         self.slots |= {
             buf: slots_of(buf)
             for buf in self.users
@@ -165,14 +165,14 @@ class _RegisterSearch:
         mappings: dict[int, ThreadMapping] = {}
 
         def changed(stmts: Sequence[Stmt]) -> list[Stmt]:
-            found: list[Stmt] = []
+            out: list[Stmt] = []
             for stmt in stmts:
                 if isinstance(stmt, Nest):
-                    found.append(self.now[id(stmt)])
-                    mappings[id(found[-1])] = self.mappings[id(stmt)]
+                    out.append(self.now[id(stmt)])
+                    mappings[id(out[-1])] = self.mappings[id(stmt)]
                 else:
-                    found.append(with_bodies(stmt, changed))
-            return found
+                    out.append(with_bodies(stmt, changed))
+            return out
 
         prologue = replace(
             self.nests.prologue, statements=tuple(changed(self.nests.prologue.statements))
@@ -266,12 +266,12 @@ class _RegisterSearch:
         """The mapping that all of these statements have now, as far as it concerns a buffer; None if they cannot be."""
         nests = [stmt for stmt in stmts if isinstance(stmt, Nest)]
         layouts = {id(nest): _layout(self.now[id(nest)], buf) for nest in nests}
-        known = {key: found for key, found in layouts.items() if found is not None}
+        known = {key: layout for key, layout in layouts.items() if layout is not None}
         if len(known) < len(stmts) or len({const for const, _ in known.values()}) > 1:
             return None
         axes = {
-            key: tuple((stride, size) for stride, size, _ in found)
-            for key, (_, found) in known.items()
+            key: tuple((stride, size) for stride, size, _ in parts)
+            for key, (_, parts) in known.items()
         }
         fixed = [key for key in axes if key in self.fixed]
         for key in fixed or sorted(axes, key=lambda axis: -len(axes[axis])):
@@ -323,7 +323,8 @@ class _RegisterSearch:
         """Whether all nests have a mapping, and those that other buffers rely on keep theirs."""
         for k, mapping in mappings.items():
             if mapping is None or (
-                k in self.fixed and replace(mapping, kept=()) != replace(self.mappings[k], kept=())
+                k in self.fixed
+                and replace(mapping, in_registers=()) != replace(self.mappings[k], in_registers=())
             ):
                 return False
         return True
@@ -341,8 +342,8 @@ class _RegisterSearch:
 
         `names`, `mine`: elements between neighbours -> dimension.
         """
-        own = self.policy.mapping(nest)
-        if model.team > 1 or model.alone or own.team > 1 or own.alone or model.everyone:
+        usual = self.policy.mapping(nest)
+        if model.team > 1 or model.alone or usual.team > 1 or usual.alone or model.everyone:
             return None
         to = {names[name]: mine[name] for name in names}
         lane = next(
@@ -370,12 +371,15 @@ class _RegisterSearch:
         mappings: Mapping[int, ThreadMapping],
     ) -> None:
         for k, (nest, _) in split.items():
-            found = _layout(nest, buf)
-            assert found is not None
-            const, axes = found
+            layout = _layout(nest, buf)
+            assert layout is not None
+            const, axes = layout
             flat = Affine.make({dim: stride for stride, _, dim in axes}, const)
-            before = self.mappings[k].kept if k in self.fixed else ()
-            self.now[k], self.mappings[k] = nest, replace(mappings[k], kept=(*before, (buf, flat)))
+            before = self.mappings[k].in_registers if k in self.fixed else ()
+            self.now[k], self.mappings[k] = (
+                nest,
+                replace(mappings[k], in_registers=(*before, (buf, flat))),
+            )
             self.fixed.add(k)
 
 
@@ -403,7 +407,7 @@ def _work(nest: Nest) -> tuple[bool, int]:
 
 def _accesses(stmt: Stmt, root: Buf) -> list[tuple[Buf, Sequence[Affine | None], bool]]:
     """(buffer, indices, whether they may lie outside) of what a statement does to a root buffer."""
-    found = (
+    expressions = (
         nodes([stmt.value])
         if isinstance(stmt, Let)
         else stmt.nodes()
@@ -412,7 +416,7 @@ def _accesses(stmt: Stmt, root: Buf) -> list[tuple[Buf, Sequence[Affine | None],
     )
     loads = [
         (expr.buf, expr.index, isinstance(expr, Gather) or bool(expr.guard))
-        for expr in found
+        for expr in expressions
         if isinstance(expr, Load | Gather)
     ]
     stores = (
@@ -466,7 +470,7 @@ def _runs(
     mine: Sequence[tuple[int, int, str]], target: Sequence[Axis]
 ) -> dict[str, list[Axis]] | None:
     """dimension -> the axes that it goes through, if all dimensions together go through all of the target's."""
-    found: dict[str, list[Axis]] = {}
+    runs: dict[str, list[Axis]] = {}
     rest = list(target)
     for stride, extent, dim in mine:
         run: list[Axis] = []
@@ -480,8 +484,8 @@ def _runs(
             or math.prod(size for _, size in run) != extent
         ):
             return None
-        found[dim] = run
-    return None if rest else found
+        runs[dim] = run
+    return None if rest else runs
 
 
 def _split(

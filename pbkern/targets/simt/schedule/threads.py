@@ -35,7 +35,7 @@ class ThreadMapping:
       beside: a reduced dimension, of which threads take so many neighbours at a time; it counts
         such groups.
       everyone: every thread computes its one point, and stores it to registers of its own.
-      kept: root buffers of which threads have their points' elements in registers, with the
+      in_registers: root buffers of which threads have their points' elements in registers, with the
         element's place at a point; a thread's points are written out then.
     """
 
@@ -47,7 +47,7 @@ class ThreadMapping:
     tiles: tuple[Tile, ...] = ()
     beside: tuple[str, int] | None = None
     everyone: bool = False
-    kept: tuple[tuple[Buf, Affine], ...] = ()
+    in_registers: tuple[tuple[Buf, Affine], ...] = ()
 
     @property
     def points(self) -> int:
@@ -97,9 +97,11 @@ def map_to_threads(nest: Nest, threads: int, warp: int, reassociate: bool = True
             threads,
             beside=(along, count) if count > 1 else None,
         )
-    found = tiles(nest, order, threads)
-    places = order | {tile.dim: tile.steps for tile in found}
-    return ThreadMapping(tuple(places.items()), tuple(reduced.items()), team, threads, tiles=found)
+    thread_tiles = tiles(nest, order, threads)
+    places = order | {tile.dim: tile.steps for tile in thread_tiles}
+    return ThreadMapping(
+        tuple(places.items()), tuple(reduced.items()), team, threads, tiles=thread_tiles
+    )
 
 
 def _whole(nest: Nest, along: str, team: int, terms: int, warp: int) -> tuple[int, int]:
@@ -144,7 +146,7 @@ def _neighbours(nest: Nest, dims: Mapping[str, int]) -> tuple[str, int]:
     """(the dimension along which most accesses go to neighbours, how often these are made)."""
     return max(
         ((dim, _weight(nest, dim)) for dim, size in dims.items() if size > 1),
-        key=lambda found: found[1],
+        key=lambda weighed: weighed[1],
         default=("", 0),
     )
 
@@ -247,9 +249,9 @@ def is_one_to_one(index: Sequence[Affine], dims: Mapping[str, int]) -> bool:
     together.
     """
     left = dict(dims)
-    found = True
-    while left and found:
-        found = False
+    progress = True
+    while left and progress:
+        progress = False
         for position in index:
             mine = sorted(
                 (abs(c), moved_dim) for moved_dim, c in position.terms if moved_dim in left
@@ -264,5 +266,5 @@ def is_one_to_one(index: Sequence[Affine], dims: Mapping[str, int]) -> bool:
                     for left_dim, size in left.items()
                     if left_dim not in {x for _, x in mine}
                 }
-                found = True
+                progress = True
     return not left

@@ -62,7 +62,7 @@ class Tile:
     def may_lie_outside(self, number: int) -> bool:
         return self.place(number).evaluate({self.dim: self.steps - 1}) >= self.size
 
-    def kept(self, number: int) -> str:
+    def clamped(self, number: int) -> str:
         """Symbol of the place of such a point, kept inside."""
         return f"{self.dim}@{number}"
 
@@ -127,19 +127,19 @@ def nest_rewrites(nest: Nest, but: Buf | None = None) -> bool:
     return any(load.buf.root in written for load in nest.loads())
 
 
-def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
-    """Whether a nest may be tiled so, although its own choice may be another; `kept` is a root buffer in registers."""
+def accepts(nest: Nest, chosen: Sequence[Tile], held: Buf) -> bool:
+    """Whether a nest may be tiled so, although its own choice may be another; `held` is a root buffer in registers."""
     if chosen and (
         nest.ordered or nest.moves() or (any(store.inner for store in nest.stores) and nest.rdims)
     ):
         return False
-    if any(t.may_lie_outside(t.count - 1) for t in chosen) and nest_rewrites(nest, kept):
+    if any(t.may_lie_outside(t.count - 1) for t in chosen) and nest_rewrites(nest, held):
         return False
-    sizes = [buffer.dtype.itemsize for buffer in _buffers(nest) if buffer.root is not kept]
+    sizes = [buffer.dtype.itemsize for buffer in _buffers(nest) if buffer.root is not held]
     for tile in chosen:
         if tile.beside and (
             max(sizes, default=0) * tile.count > WIDEST_LOAD_BYTES
-            or not _is_whole(nest, tile.dim, tile.count, kept)
+            or not _is_whole(nest, tile.dim, tile.count, held)
         ):
             return False
     return True
@@ -246,7 +246,7 @@ def renamed_points(chosen: Sequence[Tile]) -> Iterator[dict[str, Affine]]:
     """Per point of a thread, its place along the tiled dimensions; kept inside where it may lie outside."""
     for at in itertools.product(*(range(tile.count) for tile in chosen)):
         yield {
-            tile.dim: Affine.symbol(tile.kept(number))
+            tile.dim: Affine.symbol(tile.clamped(number))
             if tile.may_lie_outside(number)
             else tile.place(number)
             for tile, number in zip(chosen, at)
@@ -282,13 +282,13 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
 
         stores += [_moved(store.mapped(moved), dims, masks, context) for store in nest.stores]
     sizes = {tile.dim: tile.steps for tile in chosen}
-    kept = {
-        tile.kept(number): tile.size
+    clamped = {
+        tile.clamped(number): tile.size
         for tile in chosen
         for number in range(tile.count)
         if tile.may_lie_outside(number)
     }
-    stepped = {dim: sizes.get(dim, size) for dim, size in nest.dims.items()} | kept
+    stepped = {dim: sizes.get(dim, size) for dim, size in nest.dims.items()} | clamped
     return replace(nest, dims=stepped, reductions=tuple(reductions), stores=tuple(stores))
 
 
