@@ -167,9 +167,9 @@ class BodyBuilder:
         if clamp is not None:
             self.bounds[name] = known_bounds(self, value, clamp)
         elif (expr := known(self, value)) is not None and (
-            found := bounds_of(self, expr)
+            bounds := bounds_of(self, expr)
         ) is not None:
-            self.bounds[name] = found
+            self.bounds[name] = bounds
         return Affine.symbol(name)
 
     def keep(self, x) -> None:
@@ -509,10 +509,10 @@ class BodyBuilder:
 
     def reinterpret(self, stored: Stored, shape: tuple[int, ...]) -> Stored:
         """Gives elements another shape, in the same order; copies them unless they are so."""
-        found = merged(stored, shape, self.context.aliases)
-        if found is not None:
-            self.keep(found)
-            return found
+        alias = merged(stored, shape, self.context.aliases)
+        if alias is not None:
+            self.keep(alias)
+            return alias
         probe = dims_index([(f"@{k}", max(size, 2)) for k, size in enumerate(stored.shape)])
         contiguous = (
             not stored.guard and stored.buf.shape == stored.shape and stored.place(probe) == probe
@@ -550,8 +550,8 @@ class BodyBuilder:
         located: list[Affine | None] = []
         args: list[Expr] = []
         for i in placed:
-            found = [symbol for symbol in i.symbols if symbol in tokens]
-            if not found:
+            gathered = [symbol for symbol in i.symbols if symbol in tokens]
+            if not gathered:
                 located.append(i)
                 continue
             args.append(self._gathered_position(i, tokens, operand.buf.index_dtype))

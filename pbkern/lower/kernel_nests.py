@@ -71,8 +71,10 @@ class KernelOperand:
     @property
     def axes(self) -> tuple[int | None, ...]:
         """Per array axis the axis of the Ref, None where it is squeezed."""
-        kept = iter(range(len(self.mapping.dims)))
-        return tuple(None if isinstance(dim, Squeezed) else next(kept) for dim in self.mapping.dims)
+        ref_axes = iter(range(len(self.mapping.dims)))
+        return tuple(
+            None if isinstance(dim, Squeezed) else next(ref_axes) for dim in self.mapping.dims
+        )
 
     @property
     def extents(self) -> list[Extent]:
@@ -162,7 +164,7 @@ class KernelNests:
         def passed(section: Any, what: str, symbols: frozenset[str]) -> Any:
             if not section.statements:
                 return section
-            found = run_passes(
+            statements = run_passes(
                 "nests",
                 passes,
                 list(section.statements),
@@ -171,7 +173,7 @@ class KernelNests:
                 show=ir.show,
                 verify=lambda stmts: verify(stmts, symbols),
             )
-            return replace(section, statements=tuple(found))
+            return replace(section, statements=tuple(statements))
 
         prologue = passed(self.prologue, ", prologue", self._symbols())
         known = replace(self, prologue=prologue)._symbols(inside=True)
@@ -251,13 +253,13 @@ class _NestsRun:
     def __init__(self, nests: KernelNests, arrays: Sequence[np.ndarray]):
         self.nests, count = nests, len(nests.kernel.inputs)
         self.outputs = nests.operands[count:]
-        kept = {
+        contents = {
             operand.buf: np.array(array).reshape(-1)
             for operand, array in zip(nests.operands, arrays)
         }
-        kept |= {buf: kept[nests.operands[i].buf].copy() for i, buf in nests.copies.items()}
+        contents |= {buf: contents[nests.operands[i].buf].copy() for i, buf in nests.copies.items()}
         unsure = {nests.operands[count + result].buf for result in unsure_results(nests.kernel)}
-        kept |= {
+        contents |= {
             output.buf: np.full(
                 output.buf.size,
                 0 if output.buf in unsure else poison(output.buf.dtype),
@@ -266,7 +268,7 @@ class _NestsRun:
             for output in self.outputs
             if output.aliased is None
         }
-        self.whole = NestMemory(kept)
+        self.whole = NestMemory(contents)
 
     def results(self) -> list[np.ndarray]:
         kernel, parallel = self.nests.kernel, self.nests.parallel
@@ -280,8 +282,8 @@ class _NestsRun:
         ):
             if together != (together := tuple(index[dim] for dim in parallel)):
                 scratch = NestMemory()
-            kept = {buf: scratch.flat(buf) for buf in self.nests.scratch}
-            self._program(NestMemory(self.whole.arrays | kept), index)
+            contents = {buf: scratch.flat(buf) for buf in self.nests.scratch}
+            self._program(NestMemory(self.whole.arrays | contents), index)
         return [self.whole.read(output.buf) for output in self.outputs]
 
     def _program(self, memory: NestMemory, index: tuple[int, ...]) -> None:
@@ -362,15 +364,15 @@ class _Building:
         context = self._context()
         statements: list[Stmt] = []
         aliased = {result: i for i, result in self.kernel.aliases}
-        found = []
+        operands = []
         for k, (mapping, buf) in enumerate(
             zip((*self.kernel.inputs, *self.kernel.outputs), self.bufs)
         ):
             starts = self._starts(mapping, context, statements)
-            found.append(
+            operands.append(
                 KernelOperand(buf, mapping, starts, aliased.get(k - len(self.kernel.inputs)))
             )
-        return tuple(found), Section(tuple(statements), context)
+        return tuple(operands), Section(tuple(statements), context)
 
     def _starts(
         self, mapping: BlockMapping, context: NestContext, statements: list[Stmt]
@@ -392,21 +394,22 @@ class _Building:
         }
         for k, var in enumerate(jaxpr.invars[rank:]):
             builder.refs[var] = _whole(self.bufs[k])
-        found: list[Affine] = []
+        indices: list[Affine] = []
         statements += builder.region(
             jaxpr,
             env,
-            lambda local: found.extend(
+            lambda local: indices.extend(
                 builder.index_symbol(builder.read(local, outvar)) for outvar in jaxpr.outvars
             ),
         )
         return tuple(
-            i * (dim.size if isinstance(dim, Blocked) else 1) for i, dim in zip(found, mapping.dims)
+            i * (dim.size if isinstance(dim, Blocked) else 1)
+            for i, dim in zip(indices, mapping.dims)
         )
 
     def _context(self) -> NestContext:
         context = NestContext(self.options, self.names)
-        context.kept = frozenset(self.scratch)
+        context.persistent = frozenset(self.scratch)
         return context
 
     def _grid_value(self, builder: BodyBuilder, axis: int) -> Value:
@@ -427,14 +430,14 @@ class _Building:
         """The scratch, and the body for each variant; they agree about uniform scratch, which all of them use."""
         built = [self._build(operands, edge_variant) for edge_variant in variants]
         axes = uniform_axes([stmts for _, stmts in built])
-        made = narrowed_buffers(axes)
-        scratch = tuple(made.get(buf, buf) for buf in self.scratch)
+        narrowed = narrowed_buffers(axes)
+        scratch = tuple(narrowed.get(buf, buf) for buf in self.scratch)
         bodies = [
             Body(
-                narrow(stmts, axes, made, context.pool),
+                narrow(stmts, axes, narrowed, context.pool),
                 context.pool,
                 context.bounds,
-                self._handed_on(edge_variant, made),
+                self._handed_on(edge_variant, narrowed),
             )
             for (context, stmts), edge_variant in zip(built, variants)
         ]
@@ -447,7 +450,7 @@ class _Building:
                 show=lambda bodies: "\n\n".join(ir.show(body.stmts) for body in bodies),
             )
         for (context, _), variant in zip(built, variants):
-            context.kept = frozenset(scratch)
+            context.persistent = frozenset(scratch)
             context.fresh = frozenset(
                 buf for n, buf in enumerate(scratch) if is_overwritten_by_each(self.kernel, n)
             )
@@ -457,15 +460,18 @@ class _Building:
             for (ctx, _), body, edge_variant in zip(built, bodies, variants)
         )
 
-    def _handed_on(self, variant: EdgeVariant, made: Mapping[Buf, Buf]) -> dict[Buf, tuple]:
+    def _handed_on(self, variant: EdgeVariant, narrowed: Mapping[Buf, Buf]) -> dict[Buf, tuple]:
         """Scratch -> what is equal for cases whose programs may hand it to each other: their place before its dimension."""
-        found = {}
+        handover_keys = {}
         for n, (scratch, buf) in enumerate(zip(self.kernel.scratch, self.scratch)):
             first = (
                 len(self.kernel.grid) if scratch.scoped else restarting_dimension(self.kernel, n)
             )
-            found[made.get(buf, buf)] = (n, frozenset(dim for dim in variant.last if dim < first))
-        return found
+            handover_keys[narrowed.get(buf, buf)] = (
+                n,
+                frozenset(dim for dim in variant.last if dim < first),
+            )
+        return handover_keys
 
     def _build(
         self, operands: Sequence[KernelOperand], variant: EdgeVariant
@@ -517,30 +523,30 @@ def _whole(buf: Buf) -> RefView:
 
 def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
     """Narrows the bounds to where all blocks are inside."""
-    found = dict(bounds)
+    narrowed = dict(bounds)
     for block in blocks:
         if (
             len(block.start.terms) == 1
             and block.start.terms[0][1] > 0
-            and block.start.terms[0][0] in found
+            and block.start.terms[0][0] in narrowed
         ):
             symbol, coefficient = block.start.terms[0]
-            low, high = found[symbol]
-            found[symbol] = (
+            low, high = narrowed[symbol]
+            narrowed[symbol] = (
                 max(low, -(block.start.const // coefficient)),
                 min(high, (block.length - block.size - block.start.const) // coefficient),
             )
-    return found
+    return narrowed
 
 
 def check_dtypes(kernel: Kernel) -> None:
     """Raises UnsupportedKernel for blocks and scratch whose dtype has no register type, and operands of less than a byte."""
     arrays = [(mapping.origin, mapping.array) for mapping in (*kernel.inputs, *kernel.outputs)]
-    found = arrays + [
+    with_scratch = arrays + [
         (f"scratch {n}", ArrayType(scratch.shape, scratch.dtype))
         for n, scratch in enumerate(kernel.scratch)
     ]
-    for what, array in found:
+    for what, array in with_scratch:
         if array.dtype.name not in ELEMENTS:
             raise UnsupportedKernel(
                 f"{what} of kernel `{kernel.name}` has a dtype that this target lacks",

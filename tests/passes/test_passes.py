@@ -4,7 +4,7 @@ A file begins with what the pass may ask its context for:
 
     # options: vectors=512/32, vnni=True       fields of the target's options that differ from their defaults
     # bounds: %g0 in 0 .. 7                    symbols whose values are known to be in a range
-    # kept: %t3                                scratch whose contents outlive the statements
+    # persistent: %t3                          scratch whose contents outlive the statements
 
 `pytest --update-golden` rewrites what stands behind `----`.
 """
@@ -66,7 +66,7 @@ def read(text: str, options: type) -> tuple[Program, NestContext]:
     chosen = options(**{name: option(value) for name, value in fields})
     context = NestContext(chosen, Names(FIRST_NEW_NAME))
     program = parse(text, context, DIALECT)
-    context.kept = frozenset(program.buffers[name] for name in header(text, "kept"))
+    context.persistent = frozenset(program.buffers[name] for name in header(text, "persistent"))
     for name, low, high in (
         re.fullmatch(r"(\S+) in (-?\d+) .. (-?\d+)", part).groups()
         for part in header(text, "bounds")
@@ -114,7 +114,7 @@ def test_both_sides_compute_the_same(path):
     inputs = {
         buf.name: contents(buf, rng)
         for buf in (*program.buffers.values(), *changed.buffers.values())
-        if buf.storage is None and (not buf.arena or buf.name in header(before, "kept"))
+        if buf.storage is None and (not buf.arena or buf.name in header(before, "persistent"))
     }
     for end in range(2):
         symbols = {name: bounds[end] for name, bounds in context.bounds.items()}

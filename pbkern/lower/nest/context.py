@@ -78,7 +78,7 @@ class NestContext(Generic[Options]):
       policy: the target's answers about nests.
       pool, names: where expressions and names of this body come from.
       bounds: (smallest, largest) value of symbols that are known: grid indices, counters, Lets.
-      kept: scratch whose contents outlive the statements.
+      persistent: scratch whose contents outlive the statements.
       fresh: those of them that every program overwrites before it reads them.
       aliases: buffers under other shapes.
     """
@@ -90,7 +90,7 @@ class NestContext(Generic[Options]):
         self.policy = policy or NestPolicy()
         self.pool, self.names = Pool(), names or Names()
         self.bounds: dict[str, tuple[int, int]] = {}
-        self.kept: frozenset[Buf] = frozenset()
+        self.persistent: frozenset[Buf] = frozenset()
         self.fresh: frozenset[Buf] = frozenset()
         self.aliases = Aliases()
         self._infos: dict[tuple, EqnInfo] = {}

@@ -44,31 +44,31 @@ def touched(stmts: Sequence[Stmt]) -> set[Buf]:
 
 def read(stmts: Sequence[Stmt]) -> set[Buf]:
     """Root buffers that statements read, inner ones too."""
-    found: set[Buf] = set()
+    roots: set[Buf] = set()
     for stmt in every(stmts):
         match stmt:
             case Nest():
-                found |= {load.buf.root for load in stmt.loads()}
+                roots |= {load.buf.root for load in stmt.loads()}
             case Let(value=value):
                 loads = (node for node in nodes([value]) if isinstance(node, Load | Gather))
-                found |= {load.buf.root for load in loads}
+                roots |= {load.buf.root for load in loads}
             case Sort(buffers=buffers, spare=spare):
-                found |= {buf.root for buf in (*buffers, *spare)}
+                roots |= {buf.root for buf in (*buffers, *spare)}
             case Trace(buffers=buffers):
-                found |= {buffer.root for buffer in buffers}
-    return found
+                roots |= {buffer.root for buffer in buffers}
+    return roots
 
 
 def written(stmts: Sequence[Stmt]) -> set[Buf]:
     """Root buffers that statements write, inner ones too."""
-    found: set[Buf] = set()
+    roots: set[Buf] = set()
     for stmt in every(stmts):
         match stmt:
             case Nest():
-                found |= {store.buf.root for store in stmt.stores}
+                roots |= {store.buf.root for store in stmt.stores}
             case Sort(buffers=buffers, spare=spare):
-                found |= {buf.root for buf in (*buffers, *spare)}
-    return found
+                roots |= {buf.root for buf in (*buffers, *spare)}
+    return roots
 
 
 @dataclass(frozen=True)

@@ -185,14 +185,14 @@ class _Points:
         self.memo: dict[tuple, np.ndarray] = {}
 
     def affine(self, index: Affine, moved: Mapping[str, int]) -> np.ndarray:
-        found: np.ndarray | np.integer = np.int64(index.const)
+        total: np.ndarray | np.integer = np.int64(index.const)
         for symbol, coefficient in index.terms:
-            found = found + coefficient * (
+            total = total + coefficient * (
                 self.dims[symbol] + moved.get(symbol, 0)
                 if symbol in self.dims
                 else np.int64(self.symbols[symbol])
             )
-        return np.asarray(found)
+        return np.asarray(total)
 
     def value(self, expr: Expr, moved: Mapping[str, int] | None = None) -> np.ndarray:
         """Register values of an expression; `moved`: how far from the points it is taken, by dimension."""
@@ -244,8 +244,8 @@ class _Points:
         if self.memory.copies.contents:
             places = np.broadcast_to(flat, inside.shape)[inside]
             self.memory.copies.touch(buf, places, "a load of")
-        found = self.memory.flat(buf)[flat]
-        return found if inside.all() else np.where(inside, found, poison(buf.dtype))
+        elements = self.memory.flat(buf)[flat]
+        return elements if inside.all() else np.where(inside, elements, poison(buf.dtype))
 
     def _gather(self, expr: Gather, moved: Mapping[str, int]) -> np.ndarray:
         buf, index = expr.access
@@ -277,11 +277,11 @@ def _inside(buf: Buf, index: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _flat(buf: Buf, index: Sequence[np.ndarray]) -> np.ndarray:
-    found = np.asarray(0)
+    flat = np.asarray(0)
     for position, size, stride, bounded in zip(index, buf.shape, buf.strides, _bounded(buf)):
         place = position.astype(np.int64)
-        found = found + (place if bounded else place % size) * stride
-    return found
+        flat = flat + (place if bounded else place % size) * stride
+    return flat
 
 
 # ---------------------------------------------------------------- nests
@@ -443,9 +443,9 @@ def _meets_itself(
             if size > 1 and (store.inner or dim not in nest.rdims)
         }
         alone = {
-            next(iter(own))
+            next(iter(moving))
             for position in store.index
-            if len(own := position.symbols & points.keys()) == 1
+            if len(moving := position.symbols & points.keys()) == 1
         }
         return points.keys() <= alone or _elements(buf, at.places(store)).size == math.prod(
             points.values()

@@ -537,16 +537,16 @@ class Nest:
 
     def reaches(self) -> dict[int, dict[str, int]]:
         """id of an expression -> how far from the nest's points, at most, it is taken, by dimension; {} if at them only."""
-        found: dict[int, dict[str, int]] = {}
+        reaches: dict[int, dict[str, int]] = {}
         for node in reversed(self.nodes()) if self.moves() else ():
-            here = dict(found.get(id(node), {}))
+            here = dict(reaches.get(id(node), {}))
             for dim, distance in node.moves if isinstance(node, Shifted) else ():
                 here[dim] = here.get(dim, 0) + distance
             for arg in node.args:
-                there = found.setdefault(id(arg), {})
+                there = reaches.setdefault(id(arg), {})
                 for dim, distance in here.items():
                     there[dim] = max(there.get(dim, 0), distance)
-        return found
+        return reaches
 
     def extents(self) -> dict[str, int]:
         """dimension -> number of places at which expressions are taken: the nest's points, and those at a distance."""

@@ -177,10 +177,10 @@ class _Statements:
 
     def block(self, indent: int) -> Block:
         """The statements from here that are indented by at least `indent`."""
-        found: list[Stmt] = []
+        stmts: list[Stmt] = []
         while self.at < len(self.lines) and _indent(self.lines[self.at]) >= indent:
-            found.append(self.statement(indent))
-        return tuple(found)
+            stmts.append(self.statement(indent))
+        return tuple(stmts)
 
     def rows(self, indent: int) -> list[str]:
         """The lines from here that are indented by at least `indent`."""
@@ -267,10 +267,10 @@ class _Statements:
         dims: dict[str, int] = {}
         ranks: dict[str, int] = {}
         for part in filter(None, inside.split(", ")):
-            found = re.fullmatch(r"(.+)<(\d+)(\*?)(\d*)", part)
-            if found is None:
+            dimension = re.fullmatch(r"(.+)<(\d+)(\*?)(\d*)", part)
+            if dimension is None:
                 raise InternalError(f"nest text: {part!r} is no dimension")
-            name, size, star, rank = found.groups()
+            name, size, star, rank = dimension.groups()
             dims[name] = int(size)
             if star:
                 ranks[name] = int(rank) if rank else len(ranks)
@@ -339,14 +339,14 @@ class _Expressions:
     def several(self, text: str) -> list[Expr]:
         """Reads expressions between commas."""
         before, self.text, self.at = (self.text, self.at), text, 0
-        found = [self.expression()]
+        expressions = [self.expression()]
         while self.peek() == ",":
             self.take(",")
-            found.append(self.expression())
+            expressions.append(self.expression())
         if self.text[self.at :].strip():
             raise InternalError(f"nest text: {self.text[self.at :]!r} is left of {text!r}")
         self.text, self.at = before
-        return found
+        return expressions
 
     def reduction(self, row: str, dialect: Dialect) -> Reduction:
         how, _, operands = row.partition("= ")
@@ -376,18 +376,18 @@ class _Expressions:
     # ---- tokens
 
     def peek(self) -> str:
-        found = TOKEN.match(self.text, self.at)
-        return "" if found is None else found[0].strip()
+        match = TOKEN.match(self.text, self.at)
+        return "" if match is None else match[0].strip()
 
     def take(self, expected: str | None = None) -> str:
-        found = TOKEN.match(self.text, self.at)
-        token = "" if found is None else found[0].strip()
-        if found is None or (expected is not None and token != expected):
+        match = TOKEN.match(self.text, self.at)
+        token = "" if match is None else match[0].strip()
+        if match is None or (expected is not None and token != expected):
             where = self.text[self.at :]
             raise InternalError(
                 f"nest text: {expected or 'more'!r} expected at {where!r} of {self.text!r}"
             )
-        self.at = found.end()
+        self.at = match.end()
         return token
 
     def until(self, marks: str) -> str:

@@ -30,7 +30,7 @@ Place = tuple[Affine, ...]
 
 def store_in_place(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
     """Statements with fewer copies, inner ones too."""
-    return _stored(stmts, context, {buf.root for buf in context.kept})
+    return _stored(stmts, context, {buf.root for buf in context.persistent})
 
 
 def _stored(stmts: Sequence[Stmt], context: NestContext, live: set[Buf]) -> list[Stmt]:

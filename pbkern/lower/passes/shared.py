@@ -20,7 +20,7 @@ from .wide_multiply import WideProducts
 
 
 def _drop_unread(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-    return without_unread(stmts, {buf.root for buf in context.kept})
+    return without_unread(stmts, {buf.root for buf in context.persistent})
 
 
 SHARED_PASSES = (

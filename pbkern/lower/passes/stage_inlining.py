@@ -45,7 +45,7 @@ class InlineStages:
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        return _Inliner(context, self).all(stmts, {buf.root for buf in context.kept})
+        return _Inliner(context, self).all(stmts, {buf.root for buf in context.persistent})
 
 
 class _Inliner:

@@ -59,7 +59,7 @@ class SkipMaskedStrips(StripLimits):
             )
             return next((way for way in ways if way is not None), None)
 
-        return with_runs_changed(stmts, set(context.kept), self.longest_run, skipped)
+        return with_runs_changed(stmts, set(context.persistent), self.longest_run, skipped)
 
 
 def _without_masked(

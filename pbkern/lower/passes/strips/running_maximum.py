@@ -77,7 +77,7 @@ class RunningMaximum(RunLimits):
                 return None
             return _RunningMaxima(maxima, strip_bytes, context, self).statements()
 
-        return with_runs_changed(stmts, set(context.kept), self.longest_run, rewritten)
+        return with_runs_changed(stmts, set(context.persistent), self.longest_run, rewritten)
 
 
 @dataclass(frozen=True)

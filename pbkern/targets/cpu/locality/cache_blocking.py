@@ -82,7 +82,7 @@ class BlockForCaches(StripLimits):
                 ).statements()
             )
 
-        near = with_runs_changed(stmts, set(context.kept), self.longest_run, in_strips)
+        near = with_runs_changed(stmts, set(context.persistent), self.longest_run, in_strips)
         return with_nests(
             near,
             lambda nest: _rows_at_once(

@@ -53,7 +53,7 @@ class SinkWideningCasts:
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        live = set(context.kept)
+        live = set(context.persistent)
         narrow = self._narrow_scratch(stmts, live)
         if not narrow:
             return list(stmts)

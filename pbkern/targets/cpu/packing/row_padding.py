@@ -48,7 +48,8 @@ class PadScratchRows:
             if store.buf.arena and store.buf.storage is None and self._conflicts(store.buf)
         }
         new = {
-            buf: self._padded(buf) for buf in padded - set(context.kept) - _otherwise_used(stmts)
+            buf: self._padded(buf)
+            for buf in padded - set(context.persistent) - _otherwise_used(stmts)
         }
         return relocated(stmts, new.get, context.pool) if new else list(stmts)
 

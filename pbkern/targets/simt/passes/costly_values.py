@@ -34,7 +34,7 @@ class StoreCostlyValues:
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext[ThreadOptions]) -> list[Stmt]:
-        return self._stored(stmts, context, {buf.root for buf in context.kept})
+        return self._stored(stmts, context, {buf.root for buf in context.persistent})
 
     def _stored(
         self, stmts: Sequence[Stmt], context: NestContext, elsewhere: set[Buf]

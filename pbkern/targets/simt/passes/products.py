@@ -152,5 +152,5 @@ def _is_operand(maker: Nest, reader: Nest, readers: Mapping[Buf, int], context: 
     loaded = {load.buf for load in reader.loads()}
     stored = {store.buf for store in maker.stores}
     return bool(stored & loaded) and all(
-        buf.arena and buf not in context.kept and readers.get(buf) == 1 for buf in stored
+        buf.arena and buf not in context.persistent and readers.get(buf) == 1 for buf in stored
     )

@@ -116,7 +116,7 @@ def _residents(stmts: Sequence[Stmt], context: Context, most_words: int) -> Resi
         for store in nest.stores
         if store.buf.arena and store.buf.storage is None
     }
-    arrays -= elsewhere | (context.kept - context.fresh)
+    arrays -= elsewhere | (context.persistent - context.fresh)
     while True:
         bad = {
             buf

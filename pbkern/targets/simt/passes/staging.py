@@ -62,7 +62,7 @@ class Stage:
         options = context.options
         held = sum(
             scratch.padded_bytes(buf)
-            for buf in effects.touched(list(stmts)) | set(context.kept)
+            for buf in effects.touched(list(stmts)) | set(context.persistent)
             if buf.arena
         )
         room = max(options.shared_bytes - held - limits.reserved_bytes, 0)
