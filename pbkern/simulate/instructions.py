@@ -120,11 +120,16 @@ def _unpacked(program: PtxProgram, instruction: Instruction, dtype: np.dtype) ->
 def _packed(program: PtxProgram, instruction: Instruction, dtype: np.dtype) -> Step:
     whole, names = ops.unsigned(dtype.itemsize), names_of(instruction.operands[1])
     part = ops.unsigned(dtype.itemsize // len(names))
-    reads = [operand(program, name, part) for name in names]
+    # Compilers leave a part that nobody reads again to a register that no instruction writes.
+    reads = {
+        k: operand(program, name, part)
+        for k, name in enumerate(names)
+        if name in program.registers or not name.startswith("%")
+    }
 
     def step(gang: Any, mask: Mask) -> None:
-        total = reads[0](gang).astype(whole)
-        for k, read in enumerate(reads[1:], 1):
+        total = whole.type(0)
+        for k, read in reads.items():
             total = total | read(gang).astype(whole) << whole.type(8 * part.itemsize * k)
         gang.put(instruction.operands[0], total, mask)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -71,6 +72,12 @@ class PtxProgram:
     local_bytes: int = 0
     dynamic_shared: str = ""
     threads: int | None = None
+
+    @functools.cached_property
+    def registers(self) -> frozenset[str]:
+        """Registers that some instruction writes."""
+        written = (name for step in self.code for name in step.operands[:1])
+        return frozenset(part for name in written for part in re.findall(r"%[\w.]+", name))
 
 
 def parse(text: str) -> PtxProgram:

@@ -365,3 +365,47 @@ def test_nests_say_by_what_they_are_computed():
     ]
     assert [str(nest.by) for nest in found] == ["mma.m16n8k16.bf16 2x4"] * 3
     assert "by mma.m16n8k16.bf16 2x4" in str(nests)
+
+
+MASKED = {
+    "rows": lambda a, b: (jnp.where(jnp.arange(64)[:, None] < 8, a, 0), b),
+    "depth": lambda a, b: (jnp.where(jnp.arange(64) < 8, a, 0), b),
+    "columns": lambda a, b: (a, jnp.where(jnp.arange(64) < 8, b, 0)),
+    "window": lambda a, b: (jax.lax.dynamic_update_slice(a, b[:9, :11], (30, 7)), b),
+    "beside": lambda a, b: (jnp.concatenate([a[:5], b[5:]]), b),
+    "rolled": lambda a, b: (jnp.roll(a, 5, 1), b),
+    "rotated": lambda a, b: (jnp.concatenate([-a[:, 32:], a[:, :32]], 1), b),
+}
+
+
+@pytest.mark.parametrize("masked", MASKED)
+def test_operands_of_several_stores(masked):
+    """What one of several nests stores of an operand is not taken for the whole of it."""
+    rng = np.random.default_rng(0)
+    a, b = (jnp.asarray(rng.standard_normal((64, 64)), "bfloat16") for _ in range(2))
+
+    def f(a, b):
+        return jnp.matmul(*MASKED[masked](a, b), preferred_element_type=jnp.float32)
+
+    want = np.matmul(*(np.asarray(operand, np.float64) for operand in MASKED[masked](a, b)))
+    (got,) = jax.tree.leaves(pbkern.simulate(f, a, b).results)
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=0, atol=1e-4)
+
+
+def test_rows_that_a_mask_hides_from_all_keys_of_a_chunk():
+    """Probabilities are one constant there, of which the machine code leaves half a register undefined."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((n, 64)), "bfloat16") for n in (64, 128, 128))
+
+    def attention(q, k, v):
+        scores = jnp.matmul(q, k.T, preferred_element_type=jnp.float32)
+        seen = jnp.arange(64)[:, None] >= jnp.arange(128)
+        p = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), -1).astype(q.dtype)
+        return jnp.matmul(p, v, preferred_element_type=jnp.float32)
+
+    (got,) = jax.tree.leaves(pbkern.simulate(attention, q, k, v).results)
+    wide = [np.asarray(x, np.float64) for x in (q, k, v)]
+    scores = np.where(np.arange(64)[:, None] >= np.arange(128), wide[0] @ wide[1].T, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    want = p / p.sum(-1, keepdims=True) @ wide[2]
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=0, atol=2e-2)

@@ -55,12 +55,12 @@ def recomputed(maker: Nest, reader: Nest, pool: Pool) -> Nest | None:
           acc0 dot= t[i, k], b[k, j]
           y[i, j] = acc0  (after)
 
-    Legal where the maker stores once at each of its points, and reads nothing of what it stores; where nobody else reads
-    that, nor stores between the two to what the maker reads.
+    Legal where the maker stores once at each of its points, all elements of the buffer, and reads nothing of what it stores;
+    where nobody else reads that, nor stores between the two to it or to what the maker reads.
     """
     if maker.rdims or maker.ordered or maker.moves():
         return None
-    if not all(_stores_all(maker, store) for store in maker.stores):
+    if not all(_stores_all(maker, store) and _fills(maker, store) for store in maker.stores):
         return None
     stores = {store.buf: store for store in maker.stores}
     loads = [load for load in reader.loads() if load.buf.root in stores]
@@ -87,6 +87,18 @@ def _stores_all(maker: Nest, store: Store) -> bool:
     return (
         live <= {symbol for position in store.index for symbol in position.symbols}
         and store.buf not in touched
+    )
+
+
+def _fills(maker: Nest, store: Store) -> bool:
+    """Whether a store reaches every element of its buffer: each axis by a dimension of its own."""
+    places = [position for position in store.index if not position.is_const]
+    symbols = [symbol for position in places for symbol, _ in position.terms]
+    return len(set(symbols)) == len(symbols) == len(places) and all(
+        position == Affine.symbol(*position.symbols) and maker.dims.get(*position.symbols) == size
+        if position.symbols
+        else size == 1
+        for position, size in zip(store.index, store.buf.shape)
     )
 
 

@@ -137,7 +137,8 @@ def with_operands(
         for maker in reversed(statements[:at]):
             if isinstance(maker, Nest) and _is_operand(maker, inside, readers, context):
                 candidate = recomputed(maker, inside, context.pool)
-                if candidate is not None and not effects.read([maker]) & written:
+                touched = effects.read([maker]) | effects.written([maker])
+                if candidate is not None and not touched & written:
                     inside, makers = candidate, [*makers, maker]
             written |= effects.written([maker])
         if makers and matrix_product(inside, context):
