@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from unittest import mock
 
+from pbkern import config
 from pbkern.targets import mlir
 from pbkern.targets.cpu.machine import CpuMachine, detected_machine
 from pbkern.targets.host.processor import cpu_flags, cpuinfo, may_use_tiles
@@ -62,6 +63,8 @@ def tiles():
         if is_here():
             yield dict
             return
+        # One thread at a time: some systems tell another thread than the one that has stopped.
+        stack.enter_context(config.override(num_threads=1))
         counts = (ctypes.c_long * len(KINDS)).in_dll(_executor(), "amx_counts")
         counts[:] = [0] * len(KINDS)
         stack.enter_context(mock.patch.object(mlir, "object_code", _object_code))
