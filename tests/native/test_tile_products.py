@@ -11,7 +11,7 @@ import pytest
 
 import pbkern
 from pbkern.core.process import recursion
-from pbkern.targets import backend, get_target
+from pbkern.targets import backend
 from pbkern.targets.cpu.backend import CpuBackend
 from pbkern.targets.cpu.passes import CPU_PASSES
 from tests.arrays import array
@@ -138,7 +138,7 @@ def test_casts_before_and_operations_behind():
     if amx.can_run():
         with amx.tiles() as counts:
             got = pbkern.jit(layer)(x, w, bias)
-            assert (not amx.is_here() and counts()["products"] > 0) or amx.is_here()
+            assert amx.is_here() or counts()["products"] > 0
         np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=8e-3, atol=1e-2)
 
 
@@ -227,4 +227,3 @@ def test_without_permission_there_are_no_tiles():
         (program,) = programs_of(einsum("mk,kn->mn", jnp.float32), *shapes)
         nests = backend.lowered(program, CpuBackend(without), pbkern.CompileOptions()).lowered
     assert "tdp" not in str([kernel.nests for kernel in nests])
-    assert get_target("cpu").backend.passes is CPU_PASSES

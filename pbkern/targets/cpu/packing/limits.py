@@ -102,6 +102,11 @@ class PackLimits:
         "columns that share a packed row: deep products run in parts of which so many columns fit. Not measured",
     )
     tile_rows_share: int = threshold(8, "such parts, of which one holds packed rows")
+    half_tile_step: float = threshold(
+        0.75,
+        "time of a step with one tile of rows, in that of a step with two: it loads as much of the other operand. Source: a "
+        "tile takes 2.3 ns from the first cache and 5.6 from the second, a product 4.6, on a Xeon (Granite Rapids)",
+    )
     # Short rows (row_tiling.py)
     most_row_vectors: int = threshold(
         4, "vectors of a row that is tiled: longer ones lose little in their last one"

@@ -92,7 +92,7 @@ class RowBlock:
     count: int
 
     def of(self, count: int) -> int:
-        """RowBlock of a block of so many points."""
+        """Rows of so many points of the first dimension."""
         return count * math.prod(self.sizes)
 
     def place(self) -> Affine:
@@ -176,10 +176,12 @@ def _row_block(
         context.options.l2_bytes // limits.tile_rows_share // (depth.padded * INT32.itemsize), step
     )
 
+    half = limits.half_tile_step
+
     def time(block: RowBlock) -> tuple[float, int]:
         size = nest.dims[block.dims[0]]
         full, rest = divmod(size, block.count)
-        steps = full * _steps(block.of(block.count)) + _steps(block.of(rest))
+        steps = full * _steps(block.of(block.count), half) + _steps(block.of(rest), half)
         return steps / block.of(size), block.of(block.count)
 
     blocks = [
@@ -191,10 +193,10 @@ def _row_block(
     return min(suiting, key=time, default=None)
 
 
-def _steps(rows: int) -> float:
-    """Time of a block's rows, in that of a step: one of half as many tiles loads as many of the other operand."""
+def _steps(rows: int, half_step: float) -> float:
+    """Time of a block's rows, in that of a whole step."""
     full, rest = divmod(_padded(rows) // TILE_ROWS, TILES_ACROSS)
-    return full + 0.75 * (rest > 0)
+    return full + half_step * (rest > 0)
 
 
 def _padded(rows: int) -> int:
