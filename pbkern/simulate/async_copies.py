@@ -78,6 +78,8 @@ def _copy(program: PtxProgram, instruction: Instruction) -> Step:
         gang.counts.add_shared(offsets, lanes, size, stored)
         copies = LaneCopies(lanes.copy(), gang.committed.copy(), places, data)
         _mark(gang, copies, lanes)  # who has touched these bytes without a barrier?
+        threads = np.broadcast_to(gang.tid, gang.shape)[lanes].astype(np.int16)
+        gang.shared.stored(places[lanes], size, threads)
         gang.shared.begin(copies.bytes_of(lanes))
         gang.copies.append(copies)
 
@@ -96,6 +98,8 @@ def _wait(gang: Any, mask: Mask, groups: int) -> None:
             places = copies.bytes_of(done)
             gang.shared.end(places)
             gang.shared.flat[places] = copies.data[done]
+            threads = np.broadcast_to(gang.tid, gang.shape)[done].astype(np.int16)
+            gang.shared.stored(copies.places[done], copies.data.shape[-1], threads)
             _mark(gang, copies, done)
             copies.lanes &= ~done
     gang.copies = [copies for copies in gang.copies if copies.lanes.any()]

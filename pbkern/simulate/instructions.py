@@ -493,6 +493,8 @@ def _view_to_write(
     )
     if space == "shared":
         gang.counts.add_shared(addresses, mask, size, memo)
+        threads = np.broadcast_to(gang.tid, gang.shape).astype(np.int16)
+        memory.stored(places, size, threads.reshape(-1) if mask is None else threads[mask])
         if memory.shadow is not None:
             _note(
                 gang, memory.shadow, addresses + gang.rows * memory.stride, mask, size, store=True

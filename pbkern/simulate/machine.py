@@ -15,12 +15,13 @@ import numpy as np
 
 from pbkern.core.errors import SimulationError
 
-from . import async_copies, instructions, matrices, ops  # noqa: F401 (some add rows)
+from . import async_copies, instructions, matrices, ops, warpgroups  # noqa: F401 (some add rows)
 from .async_copies import LaneCopies
 from .counts import WARP_THREADS, Counts
 from .memory import BLOCK_SHIFT, THREAD_BITS, Arrays, BlockMemory, Fault
 from .operands import as_type, operand
 from .parse import SIZES, Instruction, PtxProgram
+from .warpgroups import GroupProduct
 
 # Lanes that run at a time: their registers stay in the caches of a CPU core.
 LANES_AT_ONCE = 1 << 15
@@ -34,9 +35,9 @@ Step = Callable[["Gang", Mask], None]
 _JUMPS = ("bra", "ret", "exit", "brx", "trap")
 _MEETS = ("bar", "barrier")
 CLOCKS = ("%clock64", "%globaltimer")
-_EXCHANGES = ("shfl", "vote", "redux", "match", "activemask", "mma", "ldmatrix")
+_EXCHANGES = ("shfl", "vote", "redux", "match", "activemask", "mma", "ldmatrix", "wgmma")
 # Exchanges of all lanes of a warp, which they do not name.
-_WHOLE_WARPS = ("mma", "ldmatrix")
+_WHOLE_WARPS = ("mma", "ldmatrix", "wgmma")
 
 
 @dataclass
@@ -107,6 +108,10 @@ class Gang:
         self.waiting: dict[int, np.ndarray] = {}  # place -> lanes
         self.copies: list[LaneCopies] = []  # under way
         self.committed = np.zeros(self.shape, np.int64)  # groups of copies of each lane
+        self.products: list[GroupProduct] = []  # under way
+        self.grouped = np.zeros(self.shape, np.int64)  # groups of products of each lane
+        if any(instruction.op[0] == "wgmma" for instruction in self.program.code):
+            self.shared.watch_products()
         self.marks()
 
     def marks(self) -> None:
@@ -248,6 +253,7 @@ class Gang:
             not self.forks
             or self.waiting
             or self.copies
+            or self.products
             or rows.all()
             or not rows.any()
             or (rows != taking.all(1)).any()

@@ -172,6 +172,53 @@ class BlockMemory:
         self.flat = np.zeros(rows * self.stride, np.uint8)
         self.shadow = Shadow(len(self.flat) // cell, cell) if check else None
         self.under_way: np.ndarray | None = None  # bytes to which copies are made
+        # Of each byte, where products read memory by themselves: 1 + the thread whose store no fence has followed, 0 for none.
+        self.unfenced: np.ndarray | None = None
+        # Of each byte: products under way that read it.
+        self.readers: np.ndarray | None = None
+
+    def watch_products(self) -> None:
+        """From here on stores and products that read memory by themselves are checked against each other."""
+        self.unfenced = np.zeros(len(self.flat), np.int16)
+        self.readers = np.zeros(len(self.flat), np.int16)
+
+    def stored(self, places: np.ndarray, size: int, threads: np.ndarray) -> None:
+        """Notes who stores to `size` bytes from places on. Raises Fault where a product under way reads them."""
+        if self.unfenced is None or self.readers is None:
+            return
+        for byte in range(size):
+            if self.readers[places + byte].any():
+                raise Fault(
+                    "race",
+                    f"a product that is under way reads these bytes of {self.what} memory",
+                    "wait for the product's group, then let all threads of the block wait for each other",
+                )
+            self.unfenced[places + byte] = threads + 1
+
+    def fence(self, lanes: np.ndarray) -> None:
+        """What these threads, [rows, threads], have stored is there for products."""
+        if self.unfenced is None:
+            return
+        writers = self.unfenced.reshape(len(lanes), -1)
+        rows, bytes_ = np.nonzero(writers)
+        done = lanes[rows, writers[rows, bytes_] - 1]
+        writers[rows[done], bytes_[done]] = 0
+
+    def read_by_products(self, places: np.ndarray) -> None:
+        """Raises Fault where stores are not fenced."""
+        assert self.unfenced is not None and self.readers is not None
+        if self.unfenced[places].any():
+            raise Fault(
+                "race",
+                f"a product reads bytes of {self.what} memory whose store no fence has followed",
+                "fence.proxy.async by the thread that stores, before threads wait for each other",
+            )
+        np.add.at(self.readers, places.reshape(-1), 1)
+
+    def left_by_products(self, places: np.ndarray) -> None:
+        """Products that read these bytes have ended."""
+        assert self.readers is not None
+        np.subtract.at(self.readers, places.reshape(-1), 1)
 
     def begin(self, places: np.ndarray) -> None:
         """Marks bytes that a copy will store."""
@@ -213,6 +260,9 @@ class BlockMemory:
         """A copy of the memory of some blocks, given as a mask."""
         part = BlockMemory(self.what, 0, self.size, 1, False)
         part.flat = self.flat.reshape(len(blocks), -1)[blocks].reshape(-1)
+        if self.unfenced is not None and self.readers is not None:
+            part.unfenced = self.unfenced.reshape(len(blocks), -1)[blocks].reshape(-1)
+            part.readers = self.readers.reshape(len(blocks), -1)[blocks].reshape(-1)
         if self.shadow is not None:
             part.shadow = Shadow(0, self.shadow.size)
             part.shadow.written = self.shadow.written.reshape(len(blocks), -1)[blocks].reshape(-1)

@@ -34,7 +34,7 @@ def operand(program: PtxProgram, text: str, dtype: np.dtype) -> Callable[[Any], 
     special = _SPECIAL.get(text)
     if special is not None:
         return lambda gang: as_type(special(gang), dtype)
-    if text.startswith("%"):
+    if text.startswith("%") or text in program.named_predicates:
 
         def register(gang: Any) -> np.ndarray:
             content = gang.registers.get(text)

@@ -79,6 +79,11 @@ class PtxProgram:
         written = (name for step in self.code for name in step.operands[:1])
         return frozenset(part for name in written for part in re.findall(r"%[\w.]+", name))
 
+    @functools.cached_property
+    def named_predicates(self) -> frozenset[str]:
+        """Predicates that inline assembly declares, whose names begin with no %."""
+        return frozenset(step.operands[0] for step in self.code if step.op[0] == "setp")
+
 
 def parse(text: str) -> PtxProgram:
     """The kernel of a text. Raises InternalError if there is none, or more than one."""

@@ -48,7 +48,7 @@ from .ir import (
     show,
 )
 from .tiles.instructions import ProductInstruction
-from .tiles.layout import Swizzle
+from .tiles.layout import Panels, Swizzle
 from .tiles.tiling import Tiling
 
 NAME = r"[A-Za-z_%@$][\w%@$.]*"
@@ -58,7 +58,7 @@ TOKEN = re.compile(rf"\s*(?:{NUMBER}|{NAME}|\S)")
 BUFFER = re.compile(
     rf"(?P<name>{NAME}): (?P<dtype>\w+)\[(?P<shape>[\d,]*)\](?P<scratch> scratch)?"
     rf"(?: of (?P<storage>{NAME}))?(?: step (?P<step>-?\d+))?(?: (?P<space>{'|'.join(SPACES)}))?"
-    r"(?: swizzle (?P<mask>\d+)>>(?P<shift>\d+))?(?: by (?P<tiling>\S+ \d+x\d+))?(?P<circular> circular)?"
+    r"(?: swizzle (?P<mask>\d+)>>(?P<shift>\d+))?(?: panels (?P<panels>\d+x\d+/\d+))?(?: by (?P<tiling>\S+ \d+x\d+))?(?P<circular> circular)?"
 )
 TILING = re.compile(r"(?:by (?P<name>\S+) (?P<rows>\d+)x(?P<columns>\d+))? ?(?P<rest>.*)")
 # Primitives that take the type of their result as a parameter.
@@ -132,7 +132,8 @@ def parse(text: str, context: NestContext, dialect: Dialect = SHARED) -> Program
 def _buffer(declared: re.Match, buffers: Mapping[str, Buf], dialect: Dialect) -> Buf:
     layout: Swizzle | Tiling | None = None
     if declared["mask"]:
-        layout = Swizzle(int(declared["mask"]), int(declared["shift"]))
+        panels = Panels(*map(int, re.split("[x/]", declared["panels"]))) if declared["panels"] else None
+        layout = Swizzle(int(declared["mask"]), int(declared["shift"]), panels)
     elif declared["tiling"]:
         layout, _ = _tiling(f"by {declared['tiling']}", dialect)
     return Buf(

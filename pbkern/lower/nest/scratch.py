@@ -12,6 +12,7 @@ import numpy as np
 
 from . import effects
 from .ir import Buf, Stmt
+from .tiles.layout import Swizzle
 
 # Bytes: buffers of scratch memory and arrays of programs start at multiples of a cache line.
 BUFFER_ALIGNMENT = 64
@@ -21,6 +22,12 @@ def padded_bytes(buf: Buf) -> int:
     """Bytes of a buffer in the arena."""
     size = max(buf.size, 1) * max(buf.dtype.itemsize, 1)
     return -(-size // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
+
+
+def alignment(buf: Buf) -> int:
+    """Bytes of which a buffer's first place is a multiple: instructions that read swizzled tiles swizzle addresses."""
+    pattern = buf.layout.window * buf.dtype.itemsize if isinstance(buf.layout, Swizzle) else 0
+    return max(pattern, BUFFER_ALIGNMENT)
 
 
 def place(
@@ -45,11 +52,13 @@ def place(
         sorted(lives, key=lambda live: (-padded_bytes(live), lives[live], live.name))
     ):
         (first, last), size, at = lives[buf], padded_bytes(buf), start
+        step = alignment(buf)
+        at = -(-at // step) * step
         beside = taken[:k][(taken[:k, 0] <= last) & (first <= taken[:k, 1]), 2:]
         for low, high in sorted(beside.tolist()):
             if at + size <= low:
                 break
-            at = max(at, high)
+            at = max(at, -(-high // step) * step)
         placed[buf], taken[k] = at, (first, last, at, at + size)
         end = max(end, at + size)
     return placed, end

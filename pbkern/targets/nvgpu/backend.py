@@ -16,6 +16,8 @@ from .params import CompilerParams
 
 # Elements of a block's product from which on it has twice as many threads: 64 sums of 128 x 128 each.
 LARGE_PRODUCT = 1 << 14
+# Architectures with wgmma. Source: PTX ISA 8.7, section 9.7.15.5.2.
+WARPGROUP_ARCHITECTURES = ("sm_90a",)
 
 
 class NvgpuBackend(ThreadBackend):
@@ -37,6 +39,7 @@ class NvgpuBackend(ThreadBackend):
             profile_space=p.profile_space,
             profile_dir=p.profile_dir,
             tensor_cores=tensor_cores,
+            warpgroups=tensor_cores and self.kind.architecture in WARPGROUP_ARCHITECTURES,
             one_case=largest > 0,
         )
 

@@ -41,6 +41,7 @@ class ThreadOptions(BuildOptions):
       approx_math: cheaper versions of functions.
       barriers: whether barriers are placed between statements that meet.
       tensor_cores: whether warps multiply matrices by one instruction (schedule/instructions.py).
+      warpgroups: whether groups of four warps multiply tiles of shared memory by one instruction.
       profile_space, profile_dir: events that each block records, and the folder of the traces.
     """
 
@@ -52,6 +53,7 @@ class ThreadOptions(BuildOptions):
     approx_math: bool = False
     barriers: bool = True
     tensor_cores: bool = False
+    warpgroups: bool = False
     profile_space: int = 0
     profile_dir: str = ""
 

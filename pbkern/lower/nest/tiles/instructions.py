@@ -36,6 +36,9 @@ class ProductInstruction:
         accumulators of a lane, and the words of both operands.
       fragments: layouts of both operands and of the accumulator: (row, depth), (depth, column), (row, column). None: words,
         lane by lane.
+      warps: of a device's threads, that compute one result together.
+      row_bytes: of tiles in shared memory that the instruction reads by itself: bytes of a row along the depth, or of a panel's
+        row (layout.Panels). Its operands are then a descriptor, and `emit` gets one word of each. 0: it reads registers.
       reads: the part of an operand's elements that takes part in products, on NumPy arrays; None: all of them.
     """
 
@@ -46,6 +49,8 @@ class ProductInstruction:
     accumulator: np.dtype
     emit: Callable[..., Any] = field(repr=False, compare=False)
     fragments: tuple[Layout, Layout, Layout] | None = None
+    warps: int = 1
+    row_bytes: int = 0
     reads: Callable[[np.ndarray], np.ndarray] | None = field(
         default=None, repr=False, compare=False
     )

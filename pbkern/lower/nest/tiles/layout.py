@@ -254,15 +254,35 @@ def _rank(vectors: Iterable[Vector]) -> int:
 
 
 @dataclass(frozen=True)
-class Swizzle:
-    """place -> place ^ (place >> shift & mask), in elements of a tile: its own inverse, and linear over bits.
+class Panels:
+    """place in a row-major tile -> place where its columns are cut into panels, which follow one another.
 
-    Chunks of a row trade places by bits of the row's number, such that equal chunks of neighbouring rows lie in different
-    banks.
+    Rows of a panel have `width` elements; all three numbers are powers of two.
+    """
+
+    rows: int
+    columns: int
+    width: int
+
+    def __call__(self, place: T) -> T:
+        row, column = place // self.columns, place % self.columns
+        return column // self.width * (self.rows * self.width) + row * self.width + column % self.width
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}/{self.width}"
+
+
+@dataclass(frozen=True)
+class Swizzle:
+    """place -> place ^ (place >> shift & mask), in elements of a tile, whose columns may be cut into panels first.
+
+    It is linear over bits. Chunks of a row trade places by bits of the row's number, such that equal chunks of neighbouring
+    rows lie in different banks.
     """
 
     mask: int
     shift: int
+    panels: Panels | None = None
 
     @staticmethod
     def of_rows(row: int, chunk: int, bank_row: int) -> Swizzle | None:
@@ -274,6 +294,7 @@ class Swizzle:
         return Swizzle((chunks - 1) << bits, max(row, bank_row).bit_length() - 1 - bits)
 
     def __call__(self, place: T) -> T:
+        place = self.panels(place) if self.panels else place
         return place ^ (place >> self.shift & self.mask)
 
     @property
@@ -282,4 +303,4 @@ class Swizzle:
         return 1 << (self.mask << self.shift).bit_length()
 
     def __str__(self) -> str:
-        return f"{self.mask}>>{self.shift}"
+        return f"{self.mask}>>{self.shift}" + (f" panels {self.panels}" if self.panels else "")

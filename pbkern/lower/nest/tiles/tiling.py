@@ -20,7 +20,7 @@ class Tiling:
 
     It is the same for tiles of all shapes that it fits, so that nests agree about an array where their tilings are equal.
 
-    warps: along rows and along columns.
+    warps: along rows and along columns; of an instruction that several warps compute together, groups of them.
     """
 
     instruction: ProductInstruction

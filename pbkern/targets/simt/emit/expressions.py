@@ -32,6 +32,7 @@ from pbkern.lower.nest.ir import (
     Store,
 )
 from pbkern.lower.nest.rounding import may_cancel
+from pbkern.lower.mlir.operation import Emit
 from pbkern.lower.nest.tiles.layout import Swizzle
 from pbkern.targets.simt.device import SHARED_SPACE
 from pbkern.targets.simt.schedule.memory import Placement
@@ -253,14 +254,34 @@ class Expressions:
         stage, inner = self.in_stage(buf, index)
         at = self.text.affine(block, inner)[1]
         if isinstance(buf.layout, Swizzle):
-            high = put("arith.shrui", (at, number(buf.layout.shift)), "index")
-            bits = put("arith.andi", (high, number(buf.layout.mask)), "index")
-            at = put("arith.xori", (at, bits), "index")
+            at = self.swizzled(put, buf.layout, at)
         if not buf.circular:
             return at
         stages = buf.shape[0]
         turn = put("arith.remui", (self.text.affine(block, stage)[1], number(stages)), "index")
         return self._sum(block, at, self._scaled(block, turn, buf.size // stages))
+
+    def swizzled(self, put: Emit, layout: Swizzle, at: str) -> str:
+        """Where a layout puts an element of a tile, as a number of elements."""
+        number = self.text.index
+
+        def bits(place: str, first: int, count: int, to: int) -> str:
+            part = put("arith.shrui", (place, number(first)), "index") if first else place
+            part = put("arith.andi", (part, number((1 << count) - 1)), "index")
+            return put("arith.shli", (part, number(to)), "index") if to else part
+
+        if layout.panels:
+            rows, columns, width = (
+                x.bit_length() - 1
+                for x in (layout.panels.rows, layout.panels.columns, layout.panels.width)
+            )
+            panel = bits(at, width, columns - width, rows + width)
+            row = bits(at, columns, rows, width)
+            at = put("arith.ori", (bits(at, 0, width, 0), row), "index")
+            at = put("arith.ori", (at, panel), "index")
+        high = put("arith.shrui", (at, number(layout.shift)), "index")
+        chunk = put("arith.andi", (high, number(layout.mask)), "index")
+        return put("arith.xori", (at, chunk), "index")
 
     @staticmethod
     def in_stage(buf: Buf, index: Sequence[Affine]) -> tuple[Affine, Affine]:

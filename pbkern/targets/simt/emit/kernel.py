@@ -17,6 +17,7 @@ from pbkern.lower.kernel_nests import BodyCase, KernelNests
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.text import Block, Text
+from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import (
     AsyncCopy,
     Buf,
@@ -52,6 +53,10 @@ from .tiles import TileEmitter
 ARGUMENT_ALIGNMENT = 16
 # Names of values in a kernel's text: places for what threads exchange.
 SLOTS = "%slots"
+# Bytes of which the address of shared memory is a multiple, at least.
+SHARED_ALIGNMENT = 128
+# Of a fence: what a thread has stored in shared memory is there for instructions that read tiles by themselves.
+SHARED_FENCE = " {kind = #nvvm.proxy_kind<async.shared>, space = #nvvm.shared_space<cta>}"
 # The name of shared memory.
 ARENA = "%arena"
 # The name of the argument for scratch in device memory.
@@ -136,6 +141,10 @@ class _Lowering(ProgramText):
             math=self.options.device.math,
         )
         self.mappings = registers.mappings
+        self.by_groups = any(
+            isinstance(stmt, Nest) and stmt.by is not None and stmt.by.instruction.row_bytes
+            for stmt in self._every()
+        )
         self.slots = max(
             (self._slots(stmt) for stmt in self._every() if isinstance(stmt, Nest)), default=0
         )
@@ -325,6 +334,11 @@ class _Lowering(ProgramText):
         held = [slots for buf, slots in self.placement.slots.items() if buf.layout is not None]
         return sum(slots.size * slots.dtype.itemsize for slots in held) // 4
 
+    def _alignment(self) -> int:
+        """Bytes of which the address of the block's shared memory is a multiple."""
+        near = filter(self.placement.is_shared, self.placement.offsets)
+        return max(SHARED_ALIGNMENT, *map(scratch.alignment, near), 0)
+
     def _reads_unwritten(self) -> bool:
         scratch = self.kernel.scratch
         return (bool(scratch) and not self.kernel.defined_at) or any(
@@ -367,7 +381,7 @@ class _Lowering(ProgramText):
         shared = f"memref<{placement.shared_bytes}xi8, {SHARED_SPACE}>"
         private, start = ("", "") if self._is_dynamic() else ('"private" ', " = uninitialized")
         head = [
-            f"memref.global {private}@{self.name}_shared : {shared}{start} {{alignment = 128 : i64}}"
+            f"memref.global {private}@{self.name}_shared : {shared}{start} {{alignment = {self._alignment()} : i64}}"
         ]
         body = operation.lines([*text.top.operations, *block.operations])
         lines = [
@@ -432,6 +446,8 @@ class _Lowering(ProgramText):
         self.waits = plan.before
 
     def _barrier(self, block: Block) -> None:
+        if self.by_groups:  # instructions that read tiles by themselves see no other stores
+            block.add("nvvm.fence.proxy", syntax=SHARED_FENCE)
         block.operations += self.options.device.barrier()
 
     def body(self, block: Block, case: BodyCase) -> None:

@@ -21,6 +21,7 @@ from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.async_copies import copied
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Store
 from pbkern.lower.nest.tiles.layout import Layout, Swizzle, bits_of_symbol
+from pbkern.lower.nest.tiles.layout import steps as steps_of
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.targets.simt.schedule.copies import copied_at_once, copy_layout
 
@@ -37,6 +38,13 @@ REGISTER_BYTES = 4
 MOST_MATRICES = 4
 # Sums of a row that a lane stores together: neighbours in the fragments of accumulators.
 SUMS_BESIDE = 2
+# Unit of addresses and strides in a descriptor of a tile, in bytes.
+# Source: PTX ISA 8.7, section 9.7.15.5.1.2.2, matrix descriptor.
+UNIT_BYTES = 16
+# Rows after which the pattern of a swizzle repeats. Source: as UNIT_BYTES, canonical layouts.
+GROUP_PATTERN_ROWS = 8
+# A descriptor's bits that say that rows of 128 bytes are swizzled. Source: as UNIT_BYTES.
+SWIZZLE_128 = 1 << 62
 
 
 @dataclass
@@ -110,9 +118,7 @@ class TileEmitter:
         index = self.text.index
         _, at = self.text.affine(self.text.top, place)
         if isinstance(buf.layout, Swizzle):
-            high = self._once("arith.shrui", (at, index(buf.layout.shift)), "index")
-            bits = self._once("arith.andi", (high, index(buf.layout.mask)), "index")
-            at = self._once("arith.xori", (at, bits), "index")
+            at = self.nests.swizzled(self._once, buf.layout, at)
         return self._once("arith.muli", (at, index(buf.dtype.itemsize)), "index")
 
     def _stage(self, block: Block, buf: Buf, stage: Affine) -> str:
@@ -226,6 +232,11 @@ class TileEmitter:
         ]
         each = by.instruction.layouts[2].size("register")
         put = functools.partial(self.text.put, block)
+        if by.instruction.row_bytes:
+            sums = self._by_groups(block, nest, by, sums)
+            for number, value in enumerate(sums):
+                self._keep(block, store.buf, number, value)
+            return
         layouts = by.first(shape[0], shape[2]), by.second(shape[2], shape[1])
         dims = (rows, depth), (depth, columns)
         for step in range(steps):
@@ -247,6 +258,72 @@ class TileEmitter:
                     )
         for number, value in enumerate(sums):
             self._keep(block, store.buf, number, value)
+
+    def _by_groups(self, block: Block, nest: Nest, by: Tiling, sums: list[str]) -> list[str]:
+        """The next sums by an instruction of groups of warps, which reads both tiles by itself. They are waited for."""
+        (reduction,) = nest.reductions
+        dims, put = tuple(nest.dims), functools.partial(self.text.put, block)
+        (down, across, steps), unit = by.repeats(tuple(nest.dims.values())), by.instruction.shape
+        bits = [
+            steps_of(count * repeats * size, repeats * size, axis)
+            for axis, (count, repeats, size) in enumerate(zip(by.warps, (down, across), unit))
+        ]
+        within = ((0, 0),) * (by.instruction.warps.bit_length() - 1)
+        group = self._places(Layout.of(warp=(*within, *bits[1], *bits[0])))
+        each = len(sums) // (down * across)
+        block.add("nvvm.wgmma.fence.aligned")
+        for step in range(steps):
+            for row in range(down):
+                for column in range(across):
+                    words = [
+                        self._descriptor(
+                            block, by, arg, (side, dims[-1]), start + number * size, step * unit[-1]
+                        )
+                        for arg, side, start, number, size in zip(
+                            reduction.args, dims, group, (row, column), unit
+                        )
+                    ]
+                    at = (row * across + column) * each
+                    sums[at : at + each] = by.instruction.emit(put, sums[at : at + each], *words)
+        block.add("nvvm.wgmma.commit.group.sync.aligned")
+        block.add("nvvm.wgmma.wait.group.sync.aligned", syntax=" 0")
+        return sums
+
+    def _descriptor(
+        self, block: Block, by: Tiling, arg: Expr, dims: tuple[str, str], first: Affine, deep: int
+    ) -> tuple[str, bool]:
+        """Descriptor of the tile of a group's operand, and whether its rows run along the depth.
+
+        first: its first row, or column of the second operand. deep: its first place along the depth. Source of the fields: PTX
+        ISA 8.7, section 9.7.15.5.1.2.2, matrix descriptor, and its canonical layouts.
+        """
+        assert isinstance(arg, Load), "operands are staged"
+        buf, (side, depth) = arg.buf, dims
+        last = arg.index[-1].symbols
+        along = depth in last
+        size, row_bytes = buf.dtype.itemsize, by.instruction.row_bytes
+        panel = row_bytes // size  # elements of a row
+        rows = buf.shape[-2]
+        start = first * panel if along else _in_panels(first, panel, rows * panel)
+        start = (start + (deep if along else deep * panel)) * size
+        fixed, moving = start.const, start - start.const
+        far = GROUP_PATTERN_ROWS * row_bytes  # bytes from a pattern of the swizzle to the next
+        facts = SWIZZLE_128 | far // UNIT_BYTES << 32
+        facts |= (1 if along else rows * row_bytes // UNIT_BYTES) << 16
+        put = functools.partial(self.text.put, block)
+        pointer = self._once("llvm.ptrtoint", (self._arena(),), f"{SHARED_POINTER} to i64")
+        spread = self.text.affine(self.text.top, moving)[1]
+        spread = self._once("arith.index_cast", (spread,), "index to i64")
+        begin = self._once("arith.addi", (pointer, spread), "i64")
+        shift = self.text.const(str(UNIT_BYTES.bit_length() - 1), "i64")
+        begin = self._once("arith.shrui", (begin, shift), "i64")
+        begin = self._once("arith.ori", (begin, self.text.const(str(facts), "i64")), "i64")
+        stage, _ = self.nests.in_stage(buf, arg.index)
+        at = put("arith.index_cast", (self._stage(block, buf, stage),), "index to i64")
+        at = put("arith.shrui", (at, shift), "i64")
+        at = put("arith.addi", (at, begin), "i64")
+        more = self.text.const(str(fixed // UNIT_BYTES), "i64")
+        return put("arith.addi", (at, more), "i64"), along
 
     def _operand(
         self, block: Block, layout: Layout, dims: tuple[str, str], arg: Expr, step: int
@@ -491,3 +568,12 @@ class TileEmitter:
         self.text.when_all(
             block, conditions, lambda inner: self.nests.write_beside(walk, inner, group)
         )
+
+
+def _in_panels(place: Affine, width: int, far: int) -> Affine:
+    """Where a column at multiples of a panel's width begins, if panels are `far` elements apart."""
+    assert not any(number % width for number in (place.const, *(x for _, x in place.terms)))
+    return Affine(
+        tuple((symbol, factor // width * far) for symbol, factor in place.terms),
+        place.const // width * far,
+    )

@@ -39,6 +39,7 @@ from pbkern.targets.simt.schedule.copies import copied_at_once
 from .products import (
     Context,
     MatrixProduct,
+    by_groups,
     matrix_product,
     ranges_of,
     stored_type,
@@ -79,7 +80,15 @@ class ContractTiles:
         return contracted(resident_products(stmts, context, *limits))
 
     def tiled(self, product: MatrixProduct, context: Context) -> list[Stmt] | None:
-        """The product's statements; None where no tile fits the block's warps or memory."""
+        """The product's statements by the first instruction of which a tile fits the block's warps and memory; else None."""
+        for candidate in (*by_groups(product, context.options), product):
+            statements = self.by_instruction(candidate, context)
+            if statements is not None:
+                return statements
+        return None
+
+    def by_instruction(self, product: MatrixProduct, context: Context) -> list[Stmt] | None:
+        """The product's statements by its instruction; None where no tile fits."""
         nest, loops = product.nest, []
         for dim, size in self.tile(product, context.options).items():
             if nest.dims[dim] > size:
@@ -114,7 +123,7 @@ class ContractTiles:
         sizes = self.tile(product, context.options)
         size = row.operands[0].itemsize
         deep = _power_of_two(product.nest.dims[depth], row.shape[-1])
-        step = min(self.depth_bytes // size, deep)
+        step = row.row_bytes // size or min(self.depth_bytes // size, deep)
         options = context.options
         by = self.tiling(row, (sizes[rows], sizes[columns], step), options)
         step_bytes = (sizes[rows] + sizes[columns]) * step * size
@@ -135,7 +144,7 @@ class ContractTiles:
             dims = {dim: inner.dims[dim] for dim in order}
             filled = zero_filled(arg, context.bounds | ranges_of({**dims, **counters}), context)
             assert isinstance(arg, Op), "a step's operand is masked"
-            buf = tile_buffer(tuple(dims.values()), stored_type(arg.args[-1]), context)
+            buf = tile_buffer(tuple(dims.values()), stored_type(arg.args[-1]), context, row.row_bytes)
             copy, inner = staged(inner, arg, buf, order, context.pool)
             copies.append(replace(copy, stores=(replace(copy.stores[0], value=filled),)))
         whole = For(loop.counter, loop.trips, (*copies, replace(inner, by=by)))
@@ -146,11 +155,15 @@ class ContractTiles:
         self, row: ProductInstruction, shape: tuple[int, int, int], options: ThreadOptions
     ) -> Tiling | None:
         """All warps over the tile, the part of each as square as can be: it reads m + n elements for m * n products."""
-        warps = options.threads // options.device.warp
-        choices = [Tiling(row, (warps // across, across)) for across in range(1, warps + 1)]
+        groups, rest = divmod(options.threads, options.device.warp * row.warps)
+        choices = [Tiling(row, (groups // across, across)) for across in range(1, groups + 1)]
         rows, columns, _ = shape
         return min(
-            (by for by in choices if by.warps[0] * by.warps[1] == warps and by.fits(shape)),
+            (
+                by
+                for by in choices
+                if not rest and by.warps[0] * by.warps[1] == groups and by.fits(shape)
+            ),
             key=lambda by: (rows // by.warps[0] + columns // by.warps[1], by.warps),
             default=None,
         )

@@ -16,12 +16,16 @@ from pbkern.lower.nest.edit.inline import recomputed
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Op, Stmt, nodes
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
-from pbkern.lower.nest.tiles.layout import BANK_ROW_BYTES, Swizzle
+from pbkern.lower.nest.tiles.layout import BANK_ROW_BYTES, Panels, Swizzle
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.copies import WIDEST_COPY_BYTES
-from pbkern.targets.simt.schedule.instructions import MATRIX_INSTRUCTIONS
+from pbkern.targets.simt.schedule.instructions import GROUP_INSTRUCTIONS, WARP_INSTRUCTIONS
 
 Context = NestContext[ThreadOptions]
+
+# Bytes of elements whose rows in a tile may run across the depth.
+# Source: PTX ISA 8.7, section 9.7.15.5.1, wgmma.mma_async, imm-trans-a and imm-trans-b.
+WIDEST_TURNED_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,36 @@ class MatrixProduct:
 def instruction_for(
     operands: tuple[np.dtype, ...], accumulator: np.dtype, options: ThreadOptions
 ) -> ProductInstruction | None:
-    """The device's row that multiplies all bits of such operands."""
-    rows = (
-        row for row in MATRIX_INSTRUCTIONS.values() if row.is_available(options) and not row.reads
-    )
+    """The row by which one warp multiplies all bits of such operands."""
+    rows = (row for row in WARP_INSTRUCTIONS if row.is_available(options) and not row.reads)
     return next(
         (row for row in rows if (row.operands, row.accumulator) == (operands, accumulator)), None
     )
+
+
+def by_groups(product: MatrixProduct, options: ThreadOptions) -> list[MatrixProduct]:
+    """The product by instructions of several warps, those of the most columns first.
+
+    They read tiles in shared memory, whose rows run along the depth, or across it if elements have two bytes. At least half of
+    each dimension of an instruction is used.
+    """
+    same = product.instruction.operands, product.instruction.accumulator
+    rows, columns, depth = product.dims
+    along = all(order[-1] == depth for order in product.orders)
+    chosen = []
+    for row in GROUP_INSTRUCTIONS:
+        height, width, _ = row.shape
+        size = row.operands[0].itemsize
+        deep = row.row_bytes // size
+        used = zip((rows, columns, depth), (height, width, deep))
+        if (
+            (row.operands, row.accumulator) == same
+            and row.is_available(options)
+            and (along or size == WIDEST_TURNED_BYTES)
+            and all(2 * product.nest.dims[dim] > unit for dim, unit in used)
+        ):
+            chosen.append(replace(product, instruction=row))
+    return chosen
 
 
 def matrix_product(nest: Nest, context: Context) -> MatrixProduct | None:
@@ -109,10 +136,18 @@ def _order(expr: Expr, dims: tuple[str, str]) -> tuple[str, str]:
     return dims if second >= first else (dims[1], dims[0])
 
 
-def tile_buffer(shape: tuple[int, ...], dtype: np.dtype, context: Context) -> Buf:
-    """Shared memory for an operand, whose rows are read by chunks without bank conflicts."""
-    size = dtype.itemsize
-    swizzle = Swizzle.of_rows(shape[-1], WIDEST_COPY_BYTES // size, BANK_ROW_BYTES // size)
+def tile_buffer(
+    shape: tuple[int, ...], dtype: np.dtype, context: Context, row_bytes: int = 0
+) -> Buf:
+    """Shared memory for an operand, whose rows are read by chunks without bank conflicts.
+
+    row_bytes: of the widest panel of columns; 0: rows are whole.
+    """
+    size, (*_, columns) = dtype.itemsize, shape
+    width = min(row_bytes // size, columns) or columns
+    swizzle = Swizzle.of_rows(width, WIDEST_COPY_BYTES // size, BANK_ROW_BYTES // size)
+    if swizzle is not None and width < columns:
+        swizzle = replace(swizzle, panels=Panels(shape[-2], columns, width))
     return replace(context.new_buffer(shape, dtype), space="shared", layout=swizzle)
 
 

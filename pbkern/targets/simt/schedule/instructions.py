@@ -1,6 +1,7 @@
 """MATRIX_INSTRUCTIONS: products of fragments that the warps of NVIDIA's GPUs compute together.
 
-Source: PTX ISA 8.7, sections 9.7.14.5.7 to 9.7.14.5.14, matrix fragments of mma.m16n8k8, m16n8k16 and m16n8k32.
+Source: PTX ISA 8.7, sections 9.7.14.5.7 to 9.7.14.5.14, matrix fragments of mma.m16n8k8, m16n8k16 and m16n8k32; section 9.7.15.5,
+wgmma.mma_async.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from jax.extend import core as jex
 from pbkern.core.jaxprs import equations
 from pbkern.lower.mlir.operation import Emit, places
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
-from pbkern.lower.nest.tiles.layout import Layout, Vector
+from pbkern.lower.nest.tiles.layout import Layout, Vector, steps
 
 FLOAT16 = np.dtype(np.float16)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -26,6 +27,10 @@ INT32 = np.dtype(np.int32)
 TF32_BITS = np.uint32(0xFFFFE000)
 # Results of a lane: rows g and g + 8 of two neighbouring columns.
 LANE_SUMS = 4
+# Rows of results of a group of four warps, and columns of its widest and narrowest instruction here.
+GROUP_ROWS, MOST_COLUMNS, FEWEST_COLUMNS = 64, 256, 64
+# Bytes of a row of tiles that groups of warps read: the widest swizzle.
+GROUP_ROW_BYTES = 128
 
 Words = Sequence[str]
 
@@ -89,7 +94,7 @@ def _row(
     return ProductInstruction(
         name, "tensor_cores", (16, 8, depth), (operand, operand), result,
         _mma(kind, depth, word, element), (first, second, sums),
-        _tf32 if operand == FLOAT32 else None,
+        reads=_tf32 if operand == FLOAT32 else None,
     )  # fmt: skip
 
 
@@ -98,14 +103,79 @@ MMA_BF16 = _row("mma.m16n8k16.bf16", "bf16", BFLOAT16, FLOAT32, "i32", "f32")
 # Reads the highest 19 bits of its operands.
 MMA_TF32 = _row("mma.m16n8k8.tf32", "tf32", FLOAT32, FLOAT32, "i32", "f32")
 MMA_S8 = _row("mma.m16n8k32.s8", "s8", INT8, INT32, "i32", "i32")
+
+
+def _wgmma(kind: str, shape: tuple[int, int, int], element: str) -> Callable[..., list[str]]:
+    """Emission by nvvm.wgmma.mma_async. Words of an operand: its descriptor, and whether its rows run along the depth."""
+    rows, columns, depth = shape
+    count = columns // 2
+    struct = f"!llvm.struct<({', '.join([element] * count)})>"
+    sizes = f"<m = {rows}, n = {columns}, k = {depth}>"
+    result, overflow = ("s32", ", <wrapped>") if element == "i32" else ("f32", "")
+
+    def side(layout: str) -> str:
+        return f"[<{kind}>, #nvvm.wgmma_scale_in<one>, <{layout}>]"
+
+    def emit(put: Emit, sums: Words, first: Words, second: Words) -> list[str]:
+        held = put("llvm.mlir.undef", (), struct)
+        for number, value in enumerate(sums):
+            held = put("llvm.insertvalue", (value, held), struct, f" %s, %s[{number}]")
+        ways = side("row" if first[1] else "col"), side("col" if second[1] else "row")
+        syntax = (
+            f" %s, %s, %s, {sizes}, D [<{result}>, #nvvm.wgmma_scale_out<one>{overflow}], "
+            f"A {ways[0]}, B {ways[1]}"
+        )
+        operands, types = (first[0], second[0], held), f"{struct} -> {struct}"
+        product = put("nvvm.wgmma.mma_async", operands, types, syntax)
+        return [
+            put("llvm.extractvalue", (product,), struct, f" %s[{number}]")
+            for number in range(count)
+        ]
+
+    return emit
+
+
+def _group_row(
+    kind: str, columns: int, operand: np.dtype, result: np.dtype, element: str
+) -> ProductInstruction:
+    """The row of wgmma.m64nNkK. A warp has 16 rows of the results, with columns as mma.m16n8 has them, 8 at a time."""
+    shape = GROUP_ROWS, columns, 32 // operand.itemsize
+    depth = shape[-1]
+    groups: list[Vector] = [(1, 0), (2, 0), (4, 0)]
+    sums = Layout.of(
+        register=[(0, 1), (8, 0), *steps(columns, 8, 1)],
+        lane=[(0, 2), (0, 4), *groups],
+        warp=[(16, 0), (32, 0)],
+    )
+    # Of tiles in shared memory, which no lane holds.
+    first = Layout.of(register=[*steps(depth, 1, 1), *steps(GROUP_ROWS, 1, 0)])
+    second = Layout.of(register=[*steps(depth, 1, 0), *steps(columns, 1, 1)])
+    return ProductInstruction(
+        f"wgmma.m64n{columns}k{depth}.{kind}", "warpgroups", shape, (operand, operand), result,
+        _wgmma(kind, shape, element), (first, second, sums), warps=4, row_bytes=GROUP_ROW_BYTES,
+    )  # fmt: skip
+
+
+# Instructions of one warp.
+WARP_INSTRUCTIONS = (MMA_F16, MMA_BF16, MMA_TF32, MMA_S8)
+# Instructions of four warps, those of the most columns first.
+GROUP_INSTRUCTIONS = tuple(
+    _group_row(kind, columns, operand, result, element)
+    for kind, operand, result, element in (
+        ("f16", FLOAT16, FLOAT32, "f32"),
+        ("bf16", BFLOAT16, FLOAT32, "f32"),
+        ("s8", INT8, INT32, "i32"),
+    )
+    for columns in (MOST_COLUMNS, MOST_COLUMNS // 2, FEWEST_COLUMNS)
+)
 MATRIX_INSTRUCTIONS: dict[str, ProductInstruction] = {
-    row.name: row for row in (MMA_F16, MMA_BF16, MMA_TF32, MMA_S8)
+    row.name: row for row in (*WARP_INSTRUCTIONS, *GROUP_INSTRUCTIONS)
 }
 
 
 def multiplied_matrices(jaxpr: jex.Jaxpr) -> int:
     """Elements of the largest product in a body whose types some row has; 0 where none is as large as one instruction's."""
-    rows = {row.operands: row.shape for row in MATRIX_INSTRUCTIONS.values() if not row.reads}
+    rows = {row.operands: row.shape for row in WARP_INSTRUCTIONS if not row.reads}
     most = 0
     for equation in equations(jaxpr):
         if equation.primitive.name == "dot_general":
