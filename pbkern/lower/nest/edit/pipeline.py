@@ -19,6 +19,7 @@ def pipelined(
     copies: Sequence[Nest],
     is_async: Callable[[Nest], bool],
     context: Any,
+    readers_first: bool = False,
 ) -> list[Stmt]:
     """The loop with its copies `stages - 1` steps ahead, into buffers of as many stages.
 
@@ -38,6 +39,8 @@ def pipelined(
 
     `copies`: statements of the loop's body, of one store each. Threads make those that are not async: they load into
     registers where the others begin, and store it behind what the step computes.
+
+    readers_first: copies begin behind the rest of the step, which the device is to compute at the same time.
 
     A loop of no more steps than stages makes all copies before it, and waits once.
 
@@ -64,11 +67,13 @@ def pipelined(
     threads = [copy for copy in copies if copy not in late]
     first, ahead = context.names("%s"), now + (stages - 1)
     before: list[Stmt] = [at(copy, Affine.symbol(first)) for copy in threads]
+    wait: list[Stmt] = []
     begin: list[Stmt] = []
     behind: list[Stmt] = []
     if late:
         before.append(AsyncCopy(tuple(at(copy, Affine.symbol(first)) for copy in late)))
-        begin = [Wait(stages - 2), AsyncCopy(tuple(at(copy, ahead) for copy in late))]
+        wait = [Wait(stages - 2)]
+        begin = [AsyncCopy(tuple(at(copy, ahead) for copy in late))]
     for copy in threads:
         load, store = _in_two(at(copy, ahead), context)
         begin.append(load)
@@ -78,9 +83,10 @@ def pipelined(
     if is_short:
         waits = [Wait(0)] if late else []
         return [For(first, stages, tuple(before)), *waits, replace(loop, body=tuple(rest))]
+    step = (*rest, *begin) if readers_first else (*begin, *rest)
     return [
         For(first, stages - 1, tuple(before)),
-        For(loop.counter, loop.trips, (*begin, *rest, *behind)),
+        For(loop.counter, loop.trips, (*wait, *step, *behind)),
         *([Wait(0)] if late else []),
     ]
 

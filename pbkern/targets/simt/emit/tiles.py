@@ -260,7 +260,7 @@ class TileEmitter:
             self._keep(block, store.buf, number, value)
 
     def _by_groups(self, block: Block, nest: Nest, by: Tiling, sums: list[str]) -> list[str]:
-        """The next sums by an instruction of groups of warps, which reads both tiles by itself. They are waited for."""
+        """Begins the next sums by an instruction of groups of warps, which reads both tiles by itself."""
         (reduction,) = nest.reductions
         dims, put = tuple(nest.dims), functools.partial(self.text.put, block)
         (down, across, steps), unit = by.repeats(tuple(nest.dims.values())), by.instruction.shape
@@ -286,8 +286,17 @@ class TileEmitter:
                     at = (row * across + column) * each
                     sums[at : at + each] = by.instruction.emit(put, sums[at : at + each], *words)
         block.add("nvvm.wgmma.commit.group.sync.aligned")
-        block.add("nvvm.wgmma.wait.group.sync.aligned", syntax=" 0")
         return sums
+
+    @staticmethod
+    def is_async(nest: Nest) -> bool:
+        """Whether the nest's code only begins a product: `wait` has to follow."""
+        return nest.by is not None and nest.by.instruction.row_bytes > 0 and bool(nest.reductions)
+
+    @staticmethod
+    def wait(block: Block) -> None:
+        """Waits for products that have begun."""
+        block.add("nvvm.wgmma.wait.group.sync.aligned", syntax=" 0")
 
     def _descriptor(
         self, block: Block, by: Tiling, arg: Expr, dims: tuple[str, str], first: Affine, deep: int

@@ -35,6 +35,7 @@ from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.copies import copied_at_once
+from pbkern.targets.simt.schedule.tiles import tiles
 
 from .products import (
     Context,
@@ -147,8 +148,17 @@ class ContractTiles:
             buf = tile_buffer(tuple(dims.values()), stored_type(arg.args[-1]), context, row.row_bytes)
             copy, inner = staged(inner, arg, buf, order, context.pool)
             copies.append(replace(copy, stores=(replace(copy.stores[0], value=filled),)))
+        if row.row_bytes and not all(map(_is_in_vectors, copies)):
+            return None  # threads would need a register for each element of twice as many
         whole = For(loop.counter, loop.trips, (*copies, replace(inner, by=by)))
-        steps = pipelined(whole, stages, copies, lambda copy: copied_at_once(copy) > 0, context)
+        steps = pipelined(
+            whole,
+            stages,
+            copies,
+            lambda copy: copied_at_once(copy) > 0,
+            context,
+            readers_first=row.row_bytes > 0,
+        )
         return [replace(zeros, by=by), *steps, replace(last, by=by)]
 
     def tiling(
@@ -167,6 +177,11 @@ class ContractTiles:
             key=lambda by: (rows // by.warps[0] + columns // by.warps[1], by.warps),
             default=None,
         )
+
+
+def _is_in_vectors(copy: Nest) -> bool:
+    """Whether each thread copies several neighbours at once."""
+    return copied_at_once(copy) > 0 or bool(tiles(copy, copy.dims, 1))
 
 
 def _power_of_two(size: int, unit: int) -> int:
