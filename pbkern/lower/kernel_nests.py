@@ -296,6 +296,7 @@ class _NestsRun:
         interpret.run(nests.prologue.statements, memory, symbols, self._trace)
         interpret.run(nests.case_of(symbols).statements, memory, symbols, self._trace)
         memory.copies.check_end()
+        memory.products.check_end()
 
     def _trace(self, number: int, values: list[np.ndarray]) -> None:
         """Hands to the process what compiled code would hand to it."""

@@ -1,7 +1,8 @@
-"""Copies that a device makes by itself: which nests are some, and what the interpreter knows of those under way."""
+"""Copies and products that a device makes by itself: which nests are some, and what the interpreter knows of those under way."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -29,6 +30,18 @@ def copied(nest: Nest) -> tuple[Load, list[InRange]] | None:
         return None
     same = value.dtype == value.buf.dtype == store.buf.dtype
     return (value, tests) if same else None
+
+
+def is_product(nest: Nest) -> bool:
+    """Whether a nest only adds a product of tiles to sums in registers, by an instruction that reads the tiles by itself."""
+    return (
+        nest.by is not None
+        and nest.by.instruction.row_bytes > 0
+        and len(nest.reductions) == len(nest.stores) == 1
+        and nest.reductions[0].is_plain_product
+        and nest.stores[0].buf.space == "registers"
+        and all(isinstance(arg, Load) and arg.buf.space == "shared" for arg in nest.reductions[0].args)
+    )
 
 
 class Contents(IntEnum):
@@ -100,3 +113,44 @@ class CopiesUnderWay:
                 why=f"{len(self.groups)} groups of copies are under way",
             )
         contents[places] = Contents.USED
+
+
+@dataclass(frozen=True)
+class ProductUnderWay:
+    """One product: its sums, and of each tile the buffer with the first place that is read and one behind the last."""
+
+    sums: Buf
+    tiles: tuple[tuple[Buf, int, int], ...]
+
+    @staticmethod
+    def of(nest: Nest, symbols: Mapping[str, int]) -> ProductUnderWay:
+        tiles = []
+        for load in nest.loads():
+            if load.buf.space == "shared":
+                stages = load.buf.shape[0] if load.buf.circular else 1
+                stage = load.index[0].evaluate(symbols) % stages if load.buf.circular else 0
+                size = load.buf.size // stages
+                tiles.append((load.buf.root, stage * size, (stage + 1) * size))
+        return ProductUnderWay(nest.stores[0].buf.root, tuple(tiles))
+
+
+@dataclass
+class ProductsUnderWay:
+    """groups: products that nobody has waited for, the oldest group first. begins: whether one is made just now."""
+
+    groups: list[list[ProductUnderWay]] = field(default_factory=list)
+    begins: bool = False
+
+    def touch(self, buf: Buf, places: np.ndarray, deed: str, is_store: bool) -> None:
+        """Raises InternalError where an access has to come behind the end of a product."""
+        for product in (product for group in self.groups for product in group):
+            if buf.root is product.sums and not self.begins:
+                raise InternalError(f"nest: {deed} {buf.name} while a product adds to it")
+            for tile, first, end in product.tiles if is_store else ():
+                if buf.root is tile and ((places >= first) & (places < end)).any():
+                    raise InternalError(f"nest: {deed} {buf.name} while a product reads it")
+
+    def check_end(self) -> None:
+        """Raises InternalError where a program ends before its products do."""
+        if any(self.groups):
+            raise InternalError("nest: a product is under way at the end of its program")

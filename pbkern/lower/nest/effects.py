@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .ir import (
     AsyncCopy,
+    AsyncProduct,
     Buf,
     Gather,
     Let,
@@ -81,7 +82,7 @@ class Effects:
 
     @staticmethod
     def of(*stmts: Stmt) -> Effects:
-        timed = any(isinstance(stmt, AsyncCopy | Wait) for stmt in every(stmts))
+        timed = any(isinstance(stmt, AsyncCopy | AsyncProduct | Wait) for stmt in every(stmts))
         return Effects(frozenset(written(stmts)), frozenset(touched(stmts)), timed)
 
     def commute(self, other: Effects) -> bool:

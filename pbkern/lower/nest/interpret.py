@@ -24,9 +24,16 @@ from pbkern.dsl.interpret import poison
 from pbkern.lower.nest.ir import Accumulator, Const, Gather, IndexValue, InRange, Load, Op, Shifted
 
 from . import numpy_ops, reductions
-from .async_copies import CopiesUnderWay, CopyUnderWay, copied
+from .async_copies import (
+    CopiesUnderWay,
+    CopyUnderWay,
+    ProductsUnderWay,
+    ProductUnderWay,
+    copied,
+)
 from .ir import (
     AsyncCopy,
+    AsyncProduct,
     Buf,
     Expr,
     For,
@@ -56,6 +63,7 @@ class NestMemory:
 
     arrays: dict[Buf, np.ndarray] = field(default_factory=dict)  # flat
     copies: CopiesUnderWay = field(default_factory=CopiesUnderWay)
+    products: ProductsUnderWay = field(default_factory=ProductsUnderWay)
 
     def flat(self, buf: Buf) -> np.ndarray:
         """The elements of a buffer, one after the other: changing them changes the memory."""
@@ -100,6 +108,17 @@ def run(stmts: Sequence[Stmt], memory: NestMemory, symbols: dict[str, int], trac
                 memory.copies.groups.append([])
                 for nest in body:
                     _begin(nest, memory, dict(symbols))
+            case AsyncProduct(body=body):
+                memory.products.begins = True
+                run(body, memory, symbols, trace)
+                memory.products.begins = False
+                begun = [
+                    ProductUnderWay.of(nest, symbols) for nest in body if isinstance(nest, Nest)
+                ]
+                memory.products.groups.append(begun)
+            case Wait(groups=groups, products=True):
+                done = max(len(memory.products.groups) - groups, 0)
+                del memory.products.groups[:done]
             case Wait(groups=groups):
                 while len(memory.copies.groups) > groups:
                     for copy in memory.copies.groups.pop(0):
@@ -112,6 +131,7 @@ def _begin(nest: Stmt, memory: NestMemory, symbols: dict[str, int]) -> None:
     assert isinstance(nest, Nest)
     copy = CopyUnderWay(nest, symbols, *_copied(nest, memory, symbols))
     memory.copies.begin(copy)
+    memory.products.touch(nest.stores[0].buf, copy.places, "a copy to", is_store=True)
     memory.copies.groups[-1].append(copy)
 
 
@@ -244,6 +264,7 @@ class _Points:
         if self.memory.copies.contents:
             places = np.broadcast_to(flat, inside.shape)[inside]
             self.memory.copies.touch(buf, places, "a load of")
+        self.memory.products.touch(buf, flat, "a load of", is_store=False)
         elements = self.memory.flat(buf)[flat]
         return elements if inside.all() else np.where(inside, elements, poison(buf.dtype))
 
@@ -394,6 +415,7 @@ def _write(stores: Sequence[Store], at: _Points) -> None:
     """
     for store, (flat, value) in zip(stores, _stored(stores, at)):
         at.memory.copies.touch(store.buf, flat, "a store to")
+        at.memory.products.touch(store.buf, flat, "a store to", is_store=True)
         at.memory.flat(store.buf)[flat] = rounded(value, store.buf.dtype)
 
 

@@ -694,13 +694,25 @@ class AsyncCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class AsyncProduct:
+    """Begins products that the device makes by itself, as one group; each is a nest that adds to sums in registers.
+
+    The sums are there behind the Wait that waits for the group. Until then only further products may touch them, and nobody
+    may store to the tiles that the products read.
+    """
+
+    body: Block
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
-    """Waits until at most the last `groups` groups of copies are under way."""
+    """Waits until at most the last `groups` groups of copies, or of products, are under way."""
 
     groups: int
+    products: bool = False
 
 
-Stmt = Nest | Let | If | For | While | Sort | Trace | Prefetch | AsyncCopy | Wait
+Stmt = Nest | Let | If | For | While | Sort | Trace | Prefetch | AsyncCopy | AsyncProduct | Wait
 # Statements that run one after the other, as a statement holds them.
 Block = tuple[Stmt, ...]
 
@@ -710,7 +722,7 @@ def bodies(stmt: Stmt) -> tuple[Block, ...]:
     match stmt:
         case If(branches=branches):
             return branches
-        case For(body=body) | AsyncCopy(body=body):
+        case For(body=body) | AsyncCopy(body=body) | AsyncProduct(body=body):
             return (body,)
         case While(condition=condition, body=body):
             return (condition, body)
@@ -730,7 +742,7 @@ def with_bodies(stmt: Stmt, change: Callable[[Block], Sequence[Stmt]]) -> Stmt:
     match stmt:
         case If():
             return replace(stmt, branches=tuple(tuple(change(block)) for block in stmt.branches))
-        case For() | AsyncCopy():
+        case For() | AsyncCopy() | AsyncProduct():
             return replace(stmt, body=tuple(change(stmt.body)))
         case While():
             condition = tuple(change(stmt.condition))
@@ -773,8 +785,10 @@ def show(stmts: Sequence[Stmt], indent: str = "") -> str:
                 ]
             case AsyncCopy(body=b):
                 rows += [f"{indent}async:", show(b, indent + "  ")]
-            case Wait(groups=n):
-                rows.append(f"{indent}wait {n}")
+            case AsyncProduct(body=b):
+                rows += [f"{indent}async product:", show(b, indent + "  ")]
+            case Wait(groups=n, products=of_products):
+                rows.append(f"{indent}wait {n}{' of products' if of_products else ''}")
             case Trace(site=k, buffers=bufs):
                 rows.append(f"{indent}trace {k}: {', '.join(buf.name for buf in bufs)}")
             case Prefetch(buf=b, index=i, count=n):

@@ -28,6 +28,7 @@ from .ir import (
     INT32,
     SPACES,
     AsyncCopy,
+    AsyncProduct,
     Block,
     Buf,
     Expr,
@@ -230,8 +231,11 @@ class _Statements:
                 return self.sort(rest)
             case "async:":
                 return AsyncCopy(self.block(indent + 2))
+            case "async" if rest == "product:":
+                return AsyncProduct(self.block(indent + 2))
             case "wait":
-                return Wait(int(rest))
+                groups, _, what = rest.partition(" of ")
+                return Wait(int(groups), what == "products")
             case "trace":
                 site, names = rest.split(": ", 1)
                 return Trace(int(site), self.named(names))

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 
-from .async_copies import copied
+from .async_copies import copied, is_product
 from .ir import (
     Accumulator,
     AsyncCopy,
+    AsyncProduct,
     Buf,
     For,
     Gather,
@@ -48,6 +49,10 @@ def verify(stmts: Sequence[Stmt], symbols: frozenset[str] = frozenset()) -> None
                 verify(body, frozenset(known))
                 if not all(isinstance(inner, Nest) and copied(inner) for inner in body):
                     raise InternalError("nest: a copy computes", why=show([stmt]))
+            case AsyncProduct(body=body):
+                verify(body, frozenset(known))
+                if not all(isinstance(inner, Nest) and is_product(inner) for inner in body):
+                    raise InternalError("nest: no product to begin", why=show([stmt]))
             case Wait(groups=groups):
                 if groups < 0:
                     raise InternalError(f"nest: a wait for {groups} groups")

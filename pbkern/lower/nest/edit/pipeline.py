@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import AsyncCopy, Buf, For, Nest, Stmt, Store, Wait
+from pbkern.lower.nest.ir import AsyncCopy, AsyncProduct, Buf, For, Nest, Stmt, Store, Wait
 
 from .relocate import relocated
 from .rename import renamed
@@ -19,7 +19,7 @@ def pipelined(
     copies: Sequence[Nest],
     is_async: Callable[[Nest], bool],
     context: Any,
-    readers_first: bool = False,
+    products: bool = False,
 ) -> list[Stmt]:
     """The loop with its copies `stages - 1` steps ahead, into buffers of as many stages.
 
@@ -40,7 +40,16 @@ def pipelined(
     `copies`: statements of the loop's body, of one store each. Threads make those that are not async: they load into
     registers where the others begin, and store it behind what the step computes.
 
-    readers_first: copies begin behind the rest of the step, which the device is to compute at the same time.
+    products: the rest of the body is one product that the device makes by itself. Copies are one step less ahead, so that the
+    product of the step before is under way while the next one begins:
+
+        for %o < n:
+          wait 1
+          async product: (step %o)
+          async: (copies of step %o + 2)                   stages 4
+          wait 1 of products
+        wait 0
+        wait 0 of products
 
     A loop of no more steps than stages makes all copies before it, and waits once.
 
@@ -65,14 +74,15 @@ def pipelined(
 
     late = [copy for copy in copies if is_async(copy)]
     threads = [copy for copy in copies if copy not in late]
-    first, ahead = context.names("%s"), now + (stages - 1)
+    distance = stages - 2 if products else stages - 1
+    first, ahead = context.names("%s"), now + distance
     before: list[Stmt] = [at(copy, Affine.symbol(first)) for copy in threads]
     wait: list[Stmt] = []
     begin: list[Stmt] = []
     behind: list[Stmt] = []
     if late:
         before.append(AsyncCopy(tuple(at(copy, Affine.symbol(first)) for copy in late)))
-        wait = [Wait(stages - 2)]
+        wait = [Wait(distance - 1)]
         begin = [AsyncCopy(tuple(at(copy, ahead) for copy in late))]
     for copy in threads:
         load, store = _in_two(at(copy, ahead), context)
@@ -80,14 +90,17 @@ def pipelined(
         behind.append(store)
     readers = [stmt for stmt in loop.body if stmt not in copies]
     rest = relocated(readers, rings.get, pool, lambda _, index: (now, *index))
+    ends: list[Stmt] = [Wait(0, products=True)] if products else []
+    rest = [AsyncProduct(tuple(rest))] if products else rest
     if is_short:
         waits = [Wait(0)] if late else []
-        return [For(first, stages, tuple(before)), *waits, replace(loop, body=tuple(rest))]
-    step = (*rest, *begin) if readers_first else (*begin, *rest)
+        return [For(first, stages, tuple(before)), *waits, replace(loop, body=tuple(rest)), *ends]
+    step = (*rest, *begin, Wait(1, products=True)) if products else (*begin, *rest)
     return [
-        For(first, stages - 1, tuple(before)),
+        For(first, distance, tuple(before)),
         For(loop.counter, loop.trips, (*wait, *step, *behind)),
         *([Wait(0)] if late else []),
+        *ends,
     ]
 
 

@@ -17,9 +17,10 @@ from pbkern.lower.kernel_nests import BodyCase, KernelNests
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.text import Block, Text
-from pbkern.lower.nest import effects, scratch
+from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import (
     AsyncCopy,
+    AsyncProduct,
     Buf,
     For,
     If,
@@ -457,25 +458,10 @@ class _Lowering(ProgramText):
     # ---------------------------------------------------------------- statements
 
     def statements(self, block: Block, stmts: Sequence[Stmt]) -> None:
-        under_way: Nest | None = None
         for stmt in stmts:
-            is_barrier = id(stmt) in self.waits
-            if under_way and (is_barrier or self._needs(stmt, under_way)):
-                self.tiles.wait(block)
-                under_way = None
-            if is_barrier:
+            if id(stmt) in self.waits:
                 self._barrier(block)
             self._statement(block, stmt)
-            if isinstance(stmt, Nest) and self.tiles.is_async(stmt):
-                under_way = stmt
-        if under_way:
-            self.tiles.wait(block)
-
-    @staticmethod
-    def _needs(stmt: Stmt, product: Nest) -> bool:
-        """Whether a statement begins behind a product's end: it touches the sums, or has others in it."""
-        sums = effects.written([product])
-        return bool(effects.touched([stmt]) & sums) or isinstance(stmt, If | For | While)
 
     def _statement(self, block: Block, stmt: Stmt) -> None:
         match stmt:
@@ -490,6 +476,10 @@ class _Lowering(ProgramText):
                 self.emitter.emit(block, stmt, self.mappings[id(stmt)])
             case AsyncCopy(body=body):
                 self.tiles.copies(block, [nest for nest in body if isinstance(nest, Nest)])
+            case AsyncProduct(body=body):
+                self.tiles.products(block, [nest for nest in body if isinstance(nest, Nest)])
+            case Wait(groups=groups, products=True):
+                block.add("nvvm.wgmma.wait.group.sync.aligned", syntax=f" {groups}")
             case Wait(groups=groups):
                 block.add("nvvm.cp.async.wait.group", syntax=f" {groups}")
             case If():

@@ -232,11 +232,6 @@ class TileEmitter:
         ]
         each = by.instruction.layouts[2].size("register")
         put = functools.partial(self.text.put, block)
-        if by.instruction.row_bytes:
-            sums = self._by_groups(block, nest, by, sums)
-            for number, value in enumerate(sums):
-                self._keep(block, store.buf, number, value)
-            return
         layouts = by.first(shape[0], shape[2]), by.second(shape[2], shape[1])
         dims = (rows, depth), (depth, columns)
         for step in range(steps):
@@ -259,9 +254,19 @@ class TileEmitter:
         for number, value in enumerate(sums):
             self._keep(block, store.buf, number, value)
 
-    def _by_groups(self, block: Block, nest: Nest, by: Tiling, sums: list[str]) -> list[str]:
-        """Begins the next sums by an instruction of groups of warps, which reads both tiles by itself."""
-        (reduction,) = nest.reductions
+    def products(self, block: Block, nests: Sequence[Nest]) -> None:
+        """Begins one group of products by instructions that read tiles by themselves."""
+        block.add("nvvm.wgmma.fence.aligned")
+        for nest in nests:
+            self._by_groups(block, nest)
+        block.add("nvvm.wgmma.commit.group.sync.aligned")
+
+    def _by_groups(self, block: Block, nest: Nest) -> None:
+        (reduction,), (store,), by = nest.reductions, nest.stores, nest.by
+        assert by is not None
+        sums = [
+            self._slot(block, store.buf, number).name for number in range(self._slots(store.buf))
+        ]
         dims, put = tuple(nest.dims), functools.partial(self.text.put, block)
         (down, across, steps), unit = by.repeats(tuple(nest.dims.values())), by.instruction.shape
         bits = [
@@ -271,7 +276,6 @@ class TileEmitter:
         within = ((0, 0),) * (by.instruction.warps.bit_length() - 1)
         group = self._places(Layout.of(warp=(*within, *bits[1], *bits[0])))
         each = len(sums) // (down * across)
-        block.add("nvvm.wgmma.fence.aligned")
         for step in range(steps):
             for row in range(down):
                 for column in range(across):
@@ -285,18 +289,8 @@ class TileEmitter:
                     ]
                     at = (row * across + column) * each
                     sums[at : at + each] = by.instruction.emit(put, sums[at : at + each], *words)
-        block.add("nvvm.wgmma.commit.group.sync.aligned")
-        return sums
-
-    @staticmethod
-    def is_async(nest: Nest) -> bool:
-        """Whether the nest's code only begins a product: `wait` has to follow."""
-        return nest.by is not None and nest.by.instruction.row_bytes > 0 and bool(nest.reductions)
-
-    @staticmethod
-    def wait(block: Block) -> None:
-        """Waits for products that have begun."""
-        block.add("nvvm.wgmma.wait.group.sync.aligned", syntax=" 0")
+        for number, value in enumerate(sums):
+            self._keep(block, store.buf, number, value)
 
     def _descriptor(
         self, block: Block, by: Tiling, arg: Expr, dims: tuple[str, str], first: Affine, deep: int

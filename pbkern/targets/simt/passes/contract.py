@@ -56,6 +56,7 @@ class ContractTiles:
 
     depth_bytes: int = threshold(64, "bytes of a row of a tile along the depth: one step")
     stages: int = threshold(3, "steps of tiles in shared memory at a time")
+    group_stages: int = threshold(4, "as stages, for instructions of several warps")
     most_sums: int = threshold(64, "sums of a thread, each in a register of 128")
     resident_stages: int = threshold(2, "steps of copies for products whose results stay")
     resident_words: int = threshold(
@@ -128,8 +129,9 @@ class ContractTiles:
         options = context.options
         by = self.tiling(row, (sizes[rows], sizes[columns], step), options)
         step_bytes = (sizes[rows] + sizes[columns]) * step * size
-        stages = min(self.stages, options.shared_bytes // step_bytes)
-        if by is None or stages < 2 or 0 in product.nest.dims.values():
+        most, fewest = (self.group_stages, 3) if row.row_bytes else (self.stages, 2)
+        stages = min(most, options.shared_bytes // step_bytes)
+        if by is None or stages < fewest or 0 in product.nest.dims.values():
             return None
         nest = grown(product.nest, sizes, context)
         sums = replace(
@@ -157,7 +159,7 @@ class ContractTiles:
             copies,
             lambda copy: copied_at_once(copy) > 0,
             context,
-            readers_first=row.row_bytes > 0,
+            products=row.row_bytes > 0,
         )
         return [replace(zeros, by=by), *steps, replace(last, by=by)]
 

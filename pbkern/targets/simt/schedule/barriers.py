@@ -6,8 +6,9 @@ meet as well; what lies in registers meets nothing. At the head of a loop, the s
 touched everything that the body touches.
 
 Copies of the device are under way until a Wait: behind it each thread knows of its own only, so
-that they are written from there on. Stages of a tile that differ within one step of a loop are
-different bytes; other steps touch any of them.
+that they are written from there on. Products of the device read their tiles until a Wait for them.
+Stages of a tile that differ within one step of a loop are different bytes; other steps touch any of
+them, but for products under way, whose step is known.
 """
 
 from __future__ import annotations
@@ -16,8 +17,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pbkern.core.affine import Affine
+from pbkern.core.errors import InternalError
 from pbkern.lower.nest import effects
-from pbkern.lower.nest.ir import AsyncCopy, Buf, For, If, Nest, Stmt, Wait, While, every
+from pbkern.lower.nest.ir import (
+    AsyncCopy,
+    AsyncProduct,
+    Buf,
+    For,
+    If,
+    Nest,
+    Stmt,
+    Wait,
+    While,
+    every,
+    show,
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,7 @@ class Pending:
     read: set[Bytes] = field(default_factory=set)
     written: set[Bytes] = field(default_factory=set)
     begun: set[Bytes] = field(default_factory=set)  # by copies under way
+    products: tuple[frozenset[Bytes], ...] = ()  # what groups of products under way read
 
     def meets(self, read: Iterable[Bytes], written: Iterable[Bytes]) -> bool:
         return any(
@@ -60,18 +75,32 @@ class Pending:
         """Adds what is pending on another way to the same place."""
         self.add(other.read, other.written)
         self.begun |= other.begun
+        self.products = max(self.products, other.products, key=len)
 
     def copy(self) -> Pending:
-        return Pending(set(self.read), set(self.written), set(self.begun))
+        return Pending(set(self.read), set(self.written), set(self.begun), self.products)
 
-    def at_any_stage(self) -> Pending:
-        """Accesses as another step of a loop sees them."""
-        return Pending(
-            *(
-                {replace(place, stage=None) for place in places}
-                for places in (self.read, self.written, self.begun)
-            )
+    def behind_barrier(self) -> Pending:
+        """What a barrier does not end."""
+        return Pending(begun=self.begun, products=self.products)
+
+    def at_any_stage(self, counter: str | None = None) -> Pending:
+        """Accesses as another step of a loop sees them; products as the next step of a loop with this counter does."""
+
+        def earlier(stage: Affine | None) -> Affine | None:
+            if counter is None or stage is None:
+                return None
+            return stage.substitute({counter: Affine.symbol(counter) - 1}.get)
+
+        products = tuple(
+            frozenset(replace(place, stage=earlier(place.stage)) for place in group)
+            for group in self.products
         )
+        read, written, begun = (
+            {replace(place, stage=None) for place in places}
+            for places in (self.read, self.written, self.begun)
+        )
+        return Pending(read, written, begun, products)
 
 
 class Barriers:
@@ -113,17 +142,23 @@ class Barriers:
             pending = self.one(stmt, pending)
         return pending
 
-    def loop(self, body: Sequence[Stmt], pending: Pending) -> Pending:
+    def loop(
+        self, body: Sequence[Stmt], pending: Pending, counter: str | None = None
+    ) -> Pending:
         """Follows a loop's body, which follows itself. No step may run at all."""
         start = pending.copy()
         copies = [stmt for stmt in every(list(body)) if isinstance(stmt, AsyncCopy)]
-        inside = {id(nest) for copy in copies for nest in copy.body}
+        begun = [stmt for stmt in every(list(body)) if isinstance(stmt, AsyncCopy | AsyncProduct)]
+        inside = {id(nest) for stmt in begun for nest in stmt.body}
         synchronous = [
             stmt for stmt in every(list(body)) if id(stmt) not in inside and not _holds(stmt)
         ]
         start.add(*self.effects(synchronous))
         start.begun |= self.effects(copies)[1]
-        after = self.run(body, start.at_any_stage())
+        first = self.run(body, start.at_any_stage())
+        again = first.at_any_stage(counter)
+        again.join(start.at_any_stage())
+        after = self.run(body, again)
         after.join(pending)
         return after.at_any_stage()
 
@@ -134,21 +169,29 @@ class Barriers:
                 for end in ends[1:]:
                     ends[0].join(end)
                 return ends[0]
-            case For(body=body):
-                return self.loop(body, pending)
+            case For(counter=counter, body=body):
+                return self.loop(body, pending, counter)
             case While(condition=condition, body=body):
                 return self.loop([*condition, *body, *condition], pending)
+            case Wait(groups=groups, products=True):
+                ended = pending.products[: max(len(pending.products) - groups, 0)]
+                pending.add(frozenset().union(*ended), ())
+                return replace(pending, products=pending.products[len(ended) :])
             case Wait():
-                return Pending(pending.read, pending.written | pending.begun, pending.begun)
+                return replace(pending, written=pending.written | pending.begun)
         read, written = self.effects([stmt])
+        if any(place.meets(other) for place in written for group in pending.products for other in group):
+            raise InternalError("barriers: a tile is stored to while a product reads it", why=show([stmt]))
         if pending.meets(read, written):
             self.before.add(id(stmt))
-            pending = Pending(begun=pending.begun)
+            pending = pending.behind_barrier()
         if isinstance(stmt, AsyncCopy):
             pending.add(read, ())
             pending.begun |= written
+        elif isinstance(stmt, AsyncProduct):
+            pending.products = (*pending.products, frozenset(read))
         elif self.waits_inside(stmt):
-            pending = Pending(begun=pending.begun)
+            pending = pending.behind_barrier()
             pending.add((), written)
         else:
             pending.add(read, written)
@@ -157,4 +200,4 @@ class Barriers:
 
 def _holds(stmt: Stmt) -> bool:
     """Whether a statement is only what it holds, or what copies."""
-    return isinstance(stmt, AsyncCopy | If | For | While)
+    return isinstance(stmt, AsyncCopy | AsyncProduct | If | For | While)
