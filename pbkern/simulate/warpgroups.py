@@ -53,7 +53,11 @@ def _maker(program: PtxProgram, instruction: Instruction) -> Step:
 
 def _product(program: PtxProgram, instruction: Instruction) -> Step:
     shape = next(
-        (re.fullmatch(r"m64n(\d+)k(\d+)", word) for word in instruction.op if "n" in word and "k" in word),
+        (
+            re.fullmatch(r"m64n(\d+)k(\d+)", word)
+            for word in instruction.op
+            if "n" in word and "k" in word
+        ),
         None,
     )
     result, kind, other = instruction.op[-3:]
@@ -75,7 +79,16 @@ def _product(program: PtxProgram, instruction: Instruction) -> Step:
             raise Fault("bounds", f"{gang.threads} threads are not whole groups of four warps")
         lanes = np.ones(gang.shape, bool) if mask is None else mask
         tiles = [
-            _tile(gang, lanes, np.broadcast_to(descriptor(gang), gang.shape), wide, depth, dtype, way, memo)
+            _tile(
+                gang,
+                lanes,
+                np.broadcast_to(descriptor(gang), gang.shape),
+                wide,
+                depth,
+                dtype,
+                way,
+                memo,
+            )
             for descriptor, wide, way, memo in zip(descriptors, (ROWS, columns), turned, memos)
         ]
         groups = (gang.blocks, gang.threads // GROUP_THREADS)
@@ -104,7 +117,9 @@ def _tile(
         raise Fault("bounds", "threads of a group give different descriptors")
     first = grouped[:, :, :1].view(np.int64)
     if (first >> 62 & 3 != 1).any() or (first >> 49 & 7).any():
-        raise Fault("bounds", "only tiles with swizzles of 128 bytes, without an offset, are simulated")
+        raise Fault(
+            "bounds", "only tiles with swizzles of 128 bytes, without an offset, are simulated"
+        )
     start, lead, stride = ((first >> bit & 0x3FFF) * CHUNK for bit in (0, 16, 32))
     each = CHUNK // dtype.itemsize
     chunks = np.arange(rows * depth // each)
@@ -129,7 +144,9 @@ def _tile(
         flat = addresses.reshape(gang.shape)
         words[reading] = read(gang, flat, reading, "shared", WORD, words.shape[-1], memo)
         _note(gang, flat, reading)
-        loaded.append(words.reshape(*grouped.shape[:2], GROUP_THREADS, -1)[..., : here.shape[-1], :])
+        loaded.append(
+            words.reshape(*grouped.shape[:2], GROUP_THREADS, -1)[..., : here.shape[-1], :]
+        )
     values = np.ascontiguousarray(np.concatenate(loaded, 2)).view(dtype)
     if turned:
         return values.reshape(*grouped.shape[:2], depth, rows).swapaxes(-1, -2)

@@ -14,8 +14,8 @@ class Sizes:
       mask_strip: keys of attention that are left out together where a mask hides them.
       tile_rows, tile_columns: rows and columns of a contraction's block that are worth a try, in
         ascending order.
-      matrix_types, matrix_tiles: types of operands that matrix instructions multiply; rows and
-        columns of their blocks, in ascending order.
+      matrix_types: types of operands that matrix instructions multiply.
+      matrix_tiles, matrix_columns: rows and columns of the blocks of such products, in ascending order.
       stage_bytes: a reduction of fewer bytes gains nothing from a second kernel.
       far_row_bytes: fewest bytes that one program reads of a row that no cache holds.
       short_row_bytes: rows up to this length are read one after the other by a program, where
@@ -36,6 +36,7 @@ class Sizes:
     tile_columns: tuple[int, ...]
     matrix_types: frozenset[str]
     matrix_tiles: tuple[int, ...]
+    matrix_columns: tuple[int, ...]
     stage_bytes: int
     far_row_bytes: int
     short_row_bytes: int

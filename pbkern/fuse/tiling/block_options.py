@@ -77,8 +77,10 @@ def _contraction_options(extent: int, role: str, sizes: Sizes) -> tuple[list[int
             return even_cuts(extent, sizes.tile_rows), 256
         case "column":
             return even_cuts(extent, sizes.tile_columns, 16), 512
-        case "matrix row" | "matrix column":
+        case "matrix row":
             return even_cuts(extent, sizes.matrix_tiles, sizes.matrix_tiles[0]), extent
+        case "matrix column":
+            return even_cuts(extent, sizes.matrix_columns, sizes.matrix_columns[0]), extent
         case "channel":
             return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
         case "line":

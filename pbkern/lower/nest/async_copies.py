@@ -40,7 +40,9 @@ def is_product(nest: Nest) -> bool:
         and len(nest.reductions) == len(nest.stores) == 1
         and nest.reductions[0].is_plain_product
         and nest.stores[0].buf.space == "registers"
-        and all(isinstance(arg, Load) and arg.buf.space == "shared" for arg in nest.reductions[0].args)
+        and all(
+            isinstance(arg, Load) and arg.buf.space == "shared" for arg in nest.reductions[0].args
+        )
     )
 
 

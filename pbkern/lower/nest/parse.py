@@ -133,7 +133,9 @@ def parse(text: str, context: NestContext, dialect: Dialect = SHARED) -> Program
 def _buffer(declared: re.Match, buffers: Mapping[str, Buf], dialect: Dialect) -> Buf:
     layout: Swizzle | Tiling | None = None
     if declared["mask"]:
-        panels = Panels(*map(int, re.split("[x/]", declared["panels"]))) if declared["panels"] else None
+        panels = (
+            Panels(*map(int, re.split("[x/]", declared["panels"]))) if declared["panels"] else None
+        )
         layout = Swizzle(int(declared["mask"]), int(declared["shift"]), panels)
     elif declared["tiling"]:
         layout, _ = _tiling(f"by {declared['tiling']}", dialect)

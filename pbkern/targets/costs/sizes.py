@@ -18,6 +18,7 @@ SIZES = Sizes(
     tile_columns=(64, 128, 256, 512, 1024),
     matrix_types=frozenset(),
     matrix_tiles=(),
+    matrix_columns=(),
     stage_bytes=1 << 18,
     far_row_bytes=1 << 12,
     short_row_bytes=1 << 14,

@@ -17,11 +17,14 @@ RESIDENT_THREADS = 512
 # Registers of a thread's tiles from which on half as many threads are resident, with 255 registers each. Fewer words fit 128,
 # for tiles are not all alive together. Source: registers that ptxas 13 takes for attention of 64 and 128 columns.
 MANY_TILE_WORDS = 200
+# The same of sums of products under way, which are alive all along. Source: ptxas 13 takes 45 registers beside them.
+MANY_SUM_WORDS = 80
 
 
 def llvm_ir(function: ThreadFunction) -> str:
     """LLVM IR of a kernel. Raises InternalError."""
-    resident = RESIDENT_THREADS // 2 if function.tile_words > MANY_TILE_WORDS else RESIDENT_THREADS
+    many = function.tile_words > MANY_TILE_WORDS or function.sum_words > MANY_SUM_WORDS
+    resident = RESIDENT_THREADS // 2 if many else RESIDENT_THREADS
     attributes = {
         "nvvm.kernel": "unit",
         "nvvm.reqntid": f"array<i32: {function.threads}>",

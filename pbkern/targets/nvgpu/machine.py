@@ -19,7 +19,9 @@ FIGURES = {
     "sm_89": Figures(
         128, 82.6e12, 72 << 20, 128 << 10, 1.01e12, 2.52e9, doubles=1 / 64, matrices=165e12
     ),
-    "sm_90a": Figures(132, 66.9e12, 50 << 20, 256 << 10, 3.35e12, 1.83e9, matrices=989e12),
+    "sm_90a": Figures(
+        132, 66.9e12, 50 << 20, 256 << 10, 3.35e12, 1.83e9, matrices=989e12, groups=True
+    ),
     "sm_100": Figures(148, 75.0e12, 126 << 20, 256 << 10, 8.0e12, 1.97e9, matrices=2250e12),
     "sm_120": Figures(
         170, 104.8e12, 96 << 20, 128 << 10, 1.79e12, 2.41e9, doubles=1 / 64, matrices=210e12

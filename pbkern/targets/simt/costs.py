@@ -29,7 +29,10 @@ MATRIX_SIZES = replace(
     THREAD_SIZES,
     matrix_types=frozenset(("bfloat16", "float16", "int8")),
     matrix_tiles=(64, 128),
+    matrix_columns=(64, 128),
 )
+# Groups of warps read tiles by themselves: their threads have room for twice as many sums.
+GROUP_SIZES = replace(MATRIX_SIZES, matrix_columns=(64, 128, 256))
 
 
 class ThreadCosts(MachineCosts):
@@ -37,7 +40,9 @@ class ThreadCosts(MachineCosts):
 
     @property
     def sizes(self) -> Sizes:
-        """Machines with matrix instructions have a higher rate for float16."""
+        """Machines with matrix instructions have a higher rate for float16, those with instructions on tiles one for these."""
+        if self.tile_flops:
+            return GROUP_SIZES
         has_matrices = self.flops("float16") > self.flops("float32")
         return MATRIX_SIZES if has_matrices else THREAD_SIZES
 

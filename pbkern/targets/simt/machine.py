@@ -28,7 +28,8 @@ class Figures:
       multiprocessors: streaming multiprocessors, compute units. flops: float32 per second, without
         tensor cores.
       doubles: of float64, as a part of it. matrices: products of 16 bits per second by matrix
-        instructions, summed in float32; 0 where none are used. cache: bytes of the last one. near: bytes of a
+        instructions, summed in float32; 0 where none are used. groups: whether several warps multiply tiles of shared memory
+        by one instruction. cache: bytes of the last one. near: bytes of a
         multiprocessor's own memory, shared memory and first cache together. bandwidth: bytes of
         memory per second.
     """
@@ -41,11 +42,17 @@ class Figures:
     clock: float
     doubles: float = 0.5
     matrices: float = 0.0
+    groups: bool = False
 
 
 def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
     """The figures as the cost model takes them."""
     specs = figures
+    products = {
+        "bfloat16": specs.matrices or specs.flops,
+        "float16": specs.matrices or specs.flops,
+        "int8": 2 * specs.matrices or specs.flops,
+    }
     return Machine(
         name=name,
         cores=RESIDENT_BLOCKS * specs.multiprocessors,
@@ -59,10 +66,9 @@ def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
         peak_flops={
             "float32": specs.flops,
             "float64": specs.flops * specs.doubles,
-            "bfloat16": specs.matrices or specs.flops,
-            "float16": specs.matrices or specs.flops,
-            "int8": 2 * specs.matrices or specs.flops,
+            **products,
         },
+        tile_flops=products if specs.groups else {},
         clock_hz=specs.clock,
         launch_seconds=LAUNCH_SECONDS,
         program_seconds=BLOCK_SECONDS,

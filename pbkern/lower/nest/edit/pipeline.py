@@ -20,6 +20,7 @@ def pipelined(
     is_async: Callable[[Nest], bool],
     context: Any,
     products: bool = False,
+    under_way: int = 0,
 ) -> list[Stmt]:
     """The loop with its copies `stages - 1` steps ahead, into buffers of as many stages.
 
@@ -40,8 +41,8 @@ def pipelined(
     `copies`: statements of the loop's body, of one store each. Threads make those that are not async: they load into
     registers where the others begin, and store it behind what the step computes.
 
-    products: the rest of the body is one product that the device makes by itself. Copies are one step less ahead, so that the
-    product of the step before is under way while the next one begins:
+    products: the rest of the body is one product that the device makes by itself; copies begin behind it. With one `under_way`
+    when the next one begins, copies are one step less ahead:
 
         for %o < n:
           wait 1
@@ -74,7 +75,7 @@ def pipelined(
 
     late = [copy for copy in copies if is_async(copy)]
     threads = [copy for copy in copies if copy not in late]
-    distance = stages - 2 if products else stages - 1
+    distance = stages - 1 - under_way
     first, ahead = context.names("%s"), now + distance
     before: list[Stmt] = [at(copy, Affine.symbol(first)) for copy in threads]
     wait: list[Stmt] = []
@@ -90,12 +91,12 @@ def pipelined(
         behind.append(store)
     readers = [stmt for stmt in loop.body if stmt not in copies]
     rest = relocated(readers, rings.get, pool, lambda _, index: (now, *index))
-    ends: list[Stmt] = [Wait(0, products=True)] if products else []
+    ends: list[Stmt] = [Wait(0, products=True)] if products and (under_way or is_short) else []
     rest = [AsyncProduct(tuple(rest))] if products else rest
     if is_short:
         waits = [Wait(0)] if late else []
         return [For(first, stages, tuple(before)), *waits, replace(loop, body=tuple(rest)), *ends]
-    step = (*rest, *begin, Wait(1, products=True)) if products else (*begin, *rest)
+    step = (*rest, *begin, Wait(under_way, products=True)) if products else (*begin, *rest)
     return [
         For(first, distance, tuple(before)),
         For(loop.counter, loop.trips, (*wait, *step, *behind)),

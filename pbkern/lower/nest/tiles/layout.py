@@ -266,7 +266,9 @@ class Panels:
 
     def __call__(self, place: T) -> T:
         row, column = place // self.columns, place % self.columns
-        return column // self.width * (self.rows * self.width) + row * self.width + column % self.width
+        return (
+            column // self.width * (self.rows * self.width) + row * self.width + column % self.width
+        )
 
     def __str__(self) -> str:
         return f"{self.rows}x{self.columns}/{self.width}"

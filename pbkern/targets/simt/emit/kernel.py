@@ -85,7 +85,8 @@ class ThreadFunction:
       reads_unwritten: whether scratch may be read where nothing has been stored, which is not used
         then: windows of rows that fusion has made, before all rows are there, and buffers of
         pipelines, behind ragged blocks.
-      tile_words: registers of 32 bits of each thread for arrays that instructions spread over threads.
+      tile_words: registers of 32 bits of each thread for arrays that instructions spread over threads. sum_words: of them, those
+        to which products under way add.
       profile: what it records, if it does. reports: what it prints and checks, if it does.
     """
 
@@ -101,6 +102,7 @@ class ThreadFunction:
     operands: tuple[int, ...]
     reads_unwritten: bool = False
     tile_words: int = 0
+    sum_words: int = 0
     profile: Profile | None = None
     reports: Reports | None = None
 
@@ -260,6 +262,7 @@ class _Lowering(ProgramText):
             ),
             self._reads_unwritten(),
             self._tile_words(),
+            self._tile_words(of_groups=True),
             profile,
             self.reports,
         )
@@ -331,8 +334,13 @@ class _Lowering(ProgramText):
         for n in range(slots.size):
             top.add("memref.store", (zero.name, slots.name, self.text.index(n)), kind)
 
-    def _tile_words(self) -> int:
-        held = [slots for buf, slots in self.placement.slots.items() if buf.layout is not None]
+    def _tile_words(self, of_groups: bool = False) -> int:
+        held = [
+            slots
+            for buf, slots in self.placement.slots.items()
+            if isinstance(buf.layout, Tiling)
+            and (buf.layout.instruction.row_bytes > 0 or not of_groups)
+        ]
         return sum(slots.size * slots.dtype.itemsize for slots in held) // 4
 
     def _alignment(self) -> int:

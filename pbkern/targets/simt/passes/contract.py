@@ -50,14 +50,23 @@ from .products import (
 from .residents import resident_products
 
 
+# Registers of a multiprocessor. Source: CUDA C++ Programming Guide, technical specifications per compute capability.
+REGISTERS = 1 << 16
+# Registers of a thread beside the sums of products under way. Source: what ptxas 13 takes, with room for prologues.
+OTHER_REGISTERS = 74
+
+
 @dataclass(frozen=True)
 class ContractTiles:
     """Computes products by the device's matrix instructions, where it has one for their types and the tile fits."""
 
     depth_bytes: int = threshold(64, "bytes of a row of a tile along the depth: one step")
     stages: int = threshold(3, "steps of tiles in shared memory at a time")
-    group_stages: int = threshold(4, "as stages, for instructions of several warps")
+    group_stages: int = threshold(4, "as stages, where a product is under way beside the next one")
     most_sums: int = threshold(64, "sums of a thread, each in a register of 128")
+    group_sums: int = threshold(
+        128, "as most_sums, for instructions of several warps, which need few other registers"
+    )
     resident_stages: int = threshold(2, "steps of copies for products whose results stay")
     resident_words: int = threshold(
         400, "registers of a thread for all arrays between products, which live at different times"
@@ -112,7 +121,10 @@ class ContractTiles:
             rows: _power_of_two(product.nest.dims[rows], height),
             columns: _power_of_two(product.nest.dims[columns], width),
         }
-        while math.prod(sizes.values()) > self.most_sums * options.threads:
+        has_room = options.threads * (self.group_sums + OTHER_REGISTERS) <= REGISTERS
+        is_of_groups = product.instruction.row_bytes > 0
+        most = self.group_sums if is_of_groups and has_room else self.most_sums
+        while math.prod(sizes.values()) > most * options.threads:
             longest = rows if sizes[rows] > sizes[columns] else columns
             sizes[longest] //= 2
         return sizes
@@ -129,9 +141,13 @@ class ContractTiles:
         options = context.options
         by = self.tiling(row, (sizes[rows], sizes[columns], step), options)
         step_bytes = (sizes[rows] + sizes[columns]) * step * size
-        most, fewest = (self.group_stages, 3) if row.row_bytes else (self.stages, 2)
-        stages = min(most, options.shared_bytes // step_bytes)
-        if by is None or stages < fewest or 0 in product.nest.dims.values():
+        # Where two blocks share a multiprocessor, one multiplies while the other one waits.
+        has_company = 2 * self.stages * step_bytes <= options.shared_bytes
+        under_way = int(row.row_bytes > 0 and not has_company)
+        stages = min(
+            self.group_stages if under_way else self.stages, options.shared_bytes // step_bytes
+        )
+        if by is None or stages < 2 + under_way or 0 in product.nest.dims.values():
             return None
         nest = grown(product.nest, sizes, context)
         sums = replace(
@@ -147,7 +163,9 @@ class ContractTiles:
             dims = {dim: inner.dims[dim] for dim in order}
             filled = zero_filled(arg, context.bounds | ranges_of({**dims, **counters}), context)
             assert isinstance(arg, Op), "a step's operand is masked"
-            buf = tile_buffer(tuple(dims.values()), stored_type(arg.args[-1]), context, row.row_bytes)
+            buf = tile_buffer(
+                tuple(dims.values()), stored_type(arg.args[-1]), context, row.row_bytes
+            )
             copy, inner = staged(inner, arg, buf, order, context.pool)
             copies.append(replace(copy, stores=(replace(copy.stores[0], value=filled),)))
         if row.row_bytes and not all(map(_is_in_vectors, copies)):
@@ -160,6 +178,7 @@ class ContractTiles:
             lambda copy: copied_at_once(copy) > 0,
             context,
             products=row.row_bytes > 0,
+            under_way=under_way,
         )
         return [replace(zeros, by=by), *steps, replace(last, by=by)]
 

@@ -142,9 +142,7 @@ class Barriers:
             pending = self.one(stmt, pending)
         return pending
 
-    def loop(
-        self, body: Sequence[Stmt], pending: Pending, counter: str | None = None
-    ) -> Pending:
+    def loop(self, body: Sequence[Stmt], pending: Pending, counter: str | None = None) -> Pending:
         """Follows a loop's body, which follows itself. No step may run at all."""
         start = pending.copy()
         copies = [stmt for stmt in every(list(body)) if isinstance(stmt, AsyncCopy)]
@@ -180,8 +178,12 @@ class Barriers:
             case Wait():
                 return replace(pending, written=pending.written | pending.begun)
         read, written = self.effects([stmt])
-        if any(place.meets(other) for place in written for group in pending.products for other in group):
-            raise InternalError("barriers: a tile is stored to while a product reads it", why=show([stmt]))
+        if any(
+            place.meets(other) for place in written for group in pending.products for other in group
+        ):
+            raise InternalError(
+                "barriers: a tile is stored to while a product reads it", why=show([stmt])
+            )
         if pending.meets(read, written):
             self.before.add(id(stmt))
             pending = pending.behind_barrier()
