@@ -48,6 +48,7 @@ class Machine:
       dram_bandwidth, l3_bandwidth, l2_bandwidth: bytes per second, all cores.
       peak_flops: dtype name -> multiply-adds counted as two, per second, all cores.
       tile_flops: the same of products of tiles, for dtypes of operands that an instruction on tiles multiplies.
+      wide_products: whether an instruction multiplies tiles of 256 columns, so that blocks of as many are worth a try.
       clock_hz: vector instructions per second of one core.
       launch_seconds: start and end of one kernel on all cores.
       program_seconds: overhead of one program (index arithmetic, call).
@@ -74,6 +75,7 @@ class Machine:
         }
     )
     tile_flops: Mapping[str, float] = field(default_factory=dict)
+    wide_products: bool = False
     clock_hz: float = 3.7e9
     launch_seconds: float = 5e-6
     program_seconds: float = 2e-7

@@ -196,7 +196,7 @@ class BlockMemory:
             self.unfenced[places + byte] = threads + 1
 
     def fence(self, lanes: np.ndarray) -> None:
-        """What these threads, [rows, threads], have stored is there for products."""
+        """Makes what these threads, [rows, threads], have stored visible to products."""
         if self.unfenced is None:
             return
         writers = self.unfenced.reshape(len(lanes), -1)
@@ -206,7 +206,8 @@ class BlockMemory:
 
     def read_by_products(self, places: np.ndarray) -> None:
         """Raises Fault where stores are not fenced."""
-        assert self.unfenced is not None and self.readers is not None
+        assert self.unfenced is not None
+        assert self.readers is not None
         if self.unfenced[places].any():
             raise Fault(
                 "race",

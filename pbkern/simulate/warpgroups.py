@@ -1,8 +1,8 @@
 """wgmma: products of tiles of shared memory that four warps begin, group and wait for. Source: PTX ISA 8.7, section 9.7.15.
 
-Tiles are read and sums are made where a product begins. Until its group is waited for nobody may store to the tiles; registers of
-sums are not watched. Tiles are laid out as the manual words the canonical layouts of swizzled descriptors, and not by the layouts
-with which code is made.
+Tiles are read and sums are made where a product begins. Until its group is waited for nobody may store to the tiles. Registers
+of sums are not watched. Tiles are laid out as the manual words the layouts of descriptors, and not by the layouts with which
+code is made.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from .operands import operand
 from .parse import Instruction, PtxProgram
 
 WORD = np.dtype(np.uint32)
+# Threads of a group of four warps.
 GROUP_THREADS = 4 * WARP_THREADS
-ROWS = 64
+# Rows of results of a group.
+RESULT_ROWS = 64
 # Bytes of a chunk, which a swizzle moves as a whole; unit of a descriptor's addresses.
-CHUNK = 16
-# Bytes of a row of 128-byte swizzles, and rows of their pattern.
-ROW, PATTERN = 128, 8
+CHUNK_BYTES = 16
+# Bytes of a row of the swizzle of 128 bytes.
+SWIZZLED_BYTES = 128
+# Rows after which the swizzle repeats.
+SWIZZLED_ROWS = 8
 
 
 @dataclass
@@ -89,7 +93,9 @@ def _product(program: PtxProgram, instruction: Instruction) -> Step:
                 way,
                 memo,
             )
-            for descriptor, wide, way, memo in zip(descriptors, (ROWS, columns), turned, memos)
+            for descriptor, wide, way, memo in zip(
+                descriptors, (RESULT_ROWS, columns), turned, memos
+            )
         ]
         groups = (gang.blocks, gang.threads // GROUP_THREADS)
         exact = [tile.astype(accumulator) for tile in tiles]
@@ -120,18 +126,23 @@ def _tile(
         raise Fault(
             "bounds", "only tiles with swizzles of 128 bytes, without an offset, are simulated"
         )
-    start, lead, stride = ((first >> bit & 0x3FFF) * CHUNK for bit in (0, 16, 32))
-    each = CHUNK // dtype.itemsize
+    start, lead, stride = ((first >> bit & 0x3FFF) * CHUNK_BYTES for bit in (0, 16, 32))
+    each = CHUNK_BYTES // dtype.itemsize
     chunks = np.arange(rows * depth // each)
     if turned:  # rows of a panel run along the tile's rows
         deep, part = chunks // (rows // each), chunks % (rows // each)
-        per_row = ROW // CHUNK
-        places = start + deep // PATTERN * stride + deep % PATTERN * ROW
-        places = places + part // per_row * lead + part % per_row * CHUNK
+        per_row = SWIZZLED_BYTES // CHUNK_BYTES
+        places = start + deep // SWIZZLED_ROWS * stride + deep % SWIZZLED_ROWS * SWIZZLED_BYTES
+        places = places + part // per_row * lead + part % per_row * CHUNK_BYTES
     else:
         row, part = chunks % rows, chunks // rows
-        places = start + row // PATTERN * stride + row % PATTERN * ROW + part * CHUNK
-    places = places ^ (places // ROW % PATTERN) * CHUNK
+        places = (
+            start
+            + row // SWIZZLED_ROWS * stride
+            + row % SWIZZLED_ROWS * SWIZZLED_BYTES
+            + part * CHUNK_BYTES
+        )
+    places = places ^ (places // SWIZZLED_BYTES % SWIZZLED_ROWS) * CHUNK_BYTES
     loaded = []
     for begin in range(0, len(chunks), GROUP_THREADS):
         addresses = np.zeros((*grouped.shape[:2], GROUP_THREADS), np.int64)
@@ -140,7 +151,7 @@ def _tile(
         some = np.zeros(addresses.shape, bool)
         some[..., : here.shape[-1]] = True
         reading = some.reshape(gang.shape) & lanes
-        words = np.zeros((*gang.shape, CHUNK // WORD.itemsize), WORD)
+        words = np.zeros((*gang.shape, CHUNK_BYTES // WORD.itemsize), WORD)
         flat = addresses.reshape(gang.shape)
         words[reading] = read(gang, flat, reading, "shared", WORD, words.shape[-1], memo)
         _note(gang, flat, reading)
@@ -156,9 +167,9 @@ def _tile(
 
 def _note(gang: Any, addresses: np.ndarray, lanes: np.ndarray) -> None:
     """Checks that what was stored is fenced, and notes that chunks are read until their group is waited for."""
-    places = (addresses + gang.rows * gang.shared.stride)[lanes][:, None] + np.arange(CHUNK)
+    places = (addresses + gang.rows * gang.shared.stride)[lanes][:, None] + np.arange(CHUNK_BYTES)
     gang.shared.read_by_products(places)
-    whole = np.zeros((*gang.shape, CHUNK), np.int64)
+    whole = np.zeros((*gang.shape, CHUNK_BYTES), np.int64)
     whole[lanes] = places
     gang.products.append(GroupProduct(lanes.copy(), gang.grouped.copy(), whole))
 

@@ -216,9 +216,10 @@ def test_tensor_cores_may_be_left_out():
                    compile_options={"target": "nvgpu", "polyblocks_gpu_no_tensor_core": True})  # fmt: skip
     a = jnp.ones((128, 128), jnp.bfloat16)
     assert "mma.sync" not in f.as_text(a, a, stage="ptx")
+    assert "mma_async" not in f.as_text(a, a, stage="ptx")
     g = pbkern.jit(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.float32),
                    compile_options={"target": "nvgpu"})  # fmt: skip
-    assert "mma.sync" in g.as_text(a, a, stage="ptx")
+    assert "wgmma.mma_async" in g.as_text(a, a, stage="ptx")
 
 
 def test_a_gradient_of_weights_contracts_two_dimensions_as_one():
@@ -228,7 +229,7 @@ def test_a_gradient_of_weights_contracts_two_dimensions_as_one():
         lambda a, b: jnp.einsum("bsk,bsn->kn", a, b, preferred_element_type=jnp.float32),
         compile_options={"target": "nvgpu"},
     )
-    assert "mma.sync" in f.as_text(a, b, stage="ptx")
+    assert "products by wgmma" in str(f.explain(a, b))
     want = np.einsum("bsk,bsn->kn", a.astype(np.float64), b.astype(np.float64))
     np.testing.assert_allclose(pbkern.simulate(f, a, b).results, want, rtol=1e-5, atol=5e-5)
 
@@ -239,12 +240,14 @@ def test_explanations_name_the_instruction():
 
     a, b = (jnp.ones((128, 128), dtype) for dtype in (jnp.bfloat16, jnp.float32))
     compiled = pbkern.jit(f, compile_options={"target": "nvgpu"})
-    assert "    products by mma.m16n8k16.bf16" in str(compiled.explain(a, a))
+    assert "    products by wgmma.m64n64k16.bf16" in str(compiled.explain(a, a))
+    ampere = pbkern.jit(f, compile_options={"target": "nvgpu", "device": "a100"})
+    assert "    products by mma.m16n8k16.bf16" in str(ampere.explain(a, a))
     assert "products by" not in str(compiled.explain(b, b))
     compiled = pbkern.jit(
         f, compile_options={"target": "nvgpu", "mm_conv_precision_mode": "mixed_fp16_fp32"}
     )
-    assert "    products by mma.m16n8k16.f16" in str(compiled.explain(b, b))
+    assert "    products by wgmma.m64n64k16.f16" in str(compiled.explain(b, b))
 
 
 @pytest.mark.parametrize("mode", [None, "mixed_fp16_fp32"])

@@ -5,7 +5,7 @@ import pytest
 
 import pbkern
 from pbkern.errors import InternalError, SimulationError
-from pbkern.targets.simt.schedule.instructions import MATRIX_INSTRUCTIONS
+from pbkern.targets.simt.schedule.instructions import WARP_INSTRUCTIONS
 
 from .registers import run, text
 
@@ -20,9 +20,9 @@ def words(layout, matrices: list[np.ndarray]) -> list[np.ndarray]:
     return list(np.concatenate(parts).reshape(THREADS, -1).view("u4").T)
 
 
-@pytest.mark.parametrize("name", MATRIX_INSTRUCTIONS)
-def test_products(name):
-    row, rng = MATRIX_INSTRUCTIONS[name], np.random.default_rng(0)
+@pytest.mark.parametrize("row", WARP_INSTRUCTIONS, ids=lambda row: row.name)
+def test_products(row):
+    rng = np.random.default_rng(0)
     m, n, k = row.shape
     kind, result = KINDS[row.operands[0].name], "s32" if row.accumulator.kind == "i" else "f32"
 

@@ -1,4 +1,4 @@
-"""Copies and products that a device makes by itself: which nests are some, and what the interpreter knows of those under way."""
+"""Copies and products that a device makes by itself: which nests they are, and what the interpreter knows of them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,9 @@ class ProductUnderWay:
         for load in nest.loads():
             if load.buf.space == "shared":
                 stages = load.buf.shape[0] if load.buf.circular else 1
-                stage = load.index[0].evaluate(symbols) % stages if load.buf.circular else 0
+                turn, stage = load.index[0], 0
+                if load.buf.circular and turn is not None:
+                    stage = turn.evaluate(symbols) % stages
                 size = load.buf.size // stages
                 tiles.append((load.buf.root, stage * size, (stage + 1) * size))
         return ProductUnderWay(nest.stores[0].buf.root, tuple(tiles))

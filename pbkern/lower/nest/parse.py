@@ -59,7 +59,8 @@ TOKEN = re.compile(rf"\s*(?:{NUMBER}|{NAME}|\S)")
 BUFFER = re.compile(
     rf"(?P<name>{NAME}): (?P<dtype>\w+)\[(?P<shape>[\d,]*)\](?P<scratch> scratch)?"
     rf"(?: of (?P<storage>{NAME}))?(?: step (?P<step>-?\d+))?(?: (?P<space>{'|'.join(SPACES)}))?"
-    r"(?: swizzle (?P<mask>\d+)>>(?P<shift>\d+))?(?: panels (?P<panels>\d+x\d+/\d+))?(?: by (?P<tiling>\S+ \d+x\d+))?(?P<circular> circular)?"
+    r"(?: swizzle (?P<mask>\d+)>>(?P<shift>\d+))?(?: panels (?P<panels>\d+x\d+/\d+))?"
+    r"(?: by (?P<tiling>\S+ \d+x\d+))?(?P<circular> circular)?"
 )
 TILING = re.compile(r"(?:by (?P<name>\S+) (?P<rows>\d+)x(?P<columns>\d+))? ?(?P<rest>.*)")
 # Primitives that take the type of their result as a parameter.

@@ -40,8 +40,8 @@ class ThreadCosts(MachineCosts):
 
     @property
     def sizes(self) -> Sizes:
-        """Machines with matrix instructions have a higher rate for float16, those with instructions on tiles one for these."""
-        if self.tile_flops:
+        """Machines with matrix instructions have a higher rate for float16, some have wide ones."""
+        if self.wide_products:
             return GROUP_SIZES
         has_matrices = self.flops("float16") > self.flops("float32")
         return MATRIX_SIZES if has_matrices else THREAD_SIZES

@@ -48,11 +48,6 @@ class Figures:
 def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
     """The figures as the cost model takes them."""
     specs = figures
-    products = {
-        "bfloat16": specs.matrices or specs.flops,
-        "float16": specs.matrices or specs.flops,
-        "int8": 2 * specs.matrices or specs.flops,
-    }
     return Machine(
         name=name,
         cores=RESIDENT_BLOCKS * specs.multiprocessors,
@@ -66,9 +61,11 @@ def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
         peak_flops={
             "float32": specs.flops,
             "float64": specs.flops * specs.doubles,
-            **products,
+            "bfloat16": specs.matrices or specs.flops,
+            "float16": specs.matrices or specs.flops,
+            "int8": 2 * specs.matrices or specs.flops,
         },
-        tile_flops=products if specs.groups else {},
+        wide_products=specs.groups,
         clock_hz=specs.clock,
         launch_seconds=LAUNCH_SECONDS,
         program_seconds=BLOCK_SECONDS,

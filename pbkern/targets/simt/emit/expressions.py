@@ -13,6 +13,7 @@ from functools import partial
 from pbkern.core.affine import Affine
 from pbkern.lower.math import elementwise
 from pbkern.lower.mlir.element_types import compute_el, mlir_type, storage_el
+from pbkern.lower.mlir.operation import Emit
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
@@ -32,7 +33,6 @@ from pbkern.lower.nest.ir import (
     Store,
 )
 from pbkern.lower.nest.rounding import may_cancel
-from pbkern.lower.mlir.operation import Emit
 from pbkern.lower.nest.tiles.layout import Swizzle
 from pbkern.targets.simt.device import SHARED_SPACE
 from pbkern.targets.simt.schedule.memory import Placement
@@ -262,7 +262,7 @@ class Expressions:
         return self._sum(block, at, self._scaled(block, turn, buf.size // stages))
 
     def swizzled(self, put: Emit, layout: Swizzle, at: str) -> str:
-        """Where a layout puts an element of a tile, as a number of elements."""
+        """The place at which a layout puts an element of a tile, as a number of elements."""
         number = self.text.index
 
         def bits(place: str, first: int, count: int, to: int) -> str:

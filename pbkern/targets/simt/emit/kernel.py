@@ -85,8 +85,8 @@ class ThreadFunction:
       reads_unwritten: whether scratch may be read where nothing has been stored, which is not used
         then: windows of rows that fusion has made, before all rows are there, and buffers of
         pipelines, behind ragged blocks.
-      tile_words: registers of 32 bits of each thread for arrays that instructions spread over threads. sum_words: of them, those
-        to which products under way add.
+      tile_words: registers of 32 bits of each thread for arrays that instructions spread over threads.
+        sum_words: those of them to which products under way add.
       profile: what it records, if it does. reports: what it prints and checks, if it does.
     """
 

@@ -301,7 +301,7 @@ class TileEmitter:
         ISA 8.7, section 9.7.15.5.1.2.2, matrix descriptor, and its canonical layouts.
         """
         assert isinstance(arg, Load), "operands are staged"
-        buf, (side, depth) = arg.buf, dims
+        buf, depth = arg.buf, dims[1]
         last = arg.index[-1].symbols
         along = depth in last
         size, row_bytes = buf.dtype.itemsize, by.instruction.row_bytes
@@ -574,7 +574,7 @@ class TileEmitter:
 
 
 def _in_panels(place: Affine, width: int, far: int) -> Affine:
-    """Where a column at multiples of a panel's width begins, if panels are `far` elements apart."""
+    """The place of a column at a multiple of a panel's width, if panels are `far` elements apart."""
     assert not any(number % width for number in (place.const, *(x for _, x in place.terms)))
     return Affine(
         tuple((symbol, factor // width * far) for symbol, factor in place.terms),

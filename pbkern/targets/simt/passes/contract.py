@@ -35,6 +35,7 @@ from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.copies import copied_at_once
+from pbkern.targets.simt.schedule.instructions import REGISTERS
 from pbkern.targets.simt.schedule.tiles import tiles
 
 from .products import (
@@ -50,12 +51,6 @@ from .products import (
 from .residents import resident_products
 
 
-# Registers of a multiprocessor. Source: CUDA C++ Programming Guide, technical specifications per compute capability.
-REGISTERS = 1 << 16
-# Registers of a thread beside the sums of products under way. Source: what ptxas 13 takes, with room for prologues.
-OTHER_REGISTERS = 74
-
-
 @dataclass(frozen=True)
 class ContractTiles:
     """Computes products by the device's matrix instructions, where it has one for their types and the tile fits."""
@@ -66,6 +61,9 @@ class ContractTiles:
     most_sums: int = threshold(64, "sums of a thread, each in a register of 128")
     group_sums: int = threshold(
         128, "as most_sums, for instructions of several warps, which need few other registers"
+    )
+    other_registers: int = threshold(
+        74, "registers of a thread beside group_sums: what ptxas takes, with room for prologues"
     )
     resident_stages: int = threshold(2, "steps of copies for products whose results stay")
     resident_words: int = threshold(
@@ -121,7 +119,7 @@ class ContractTiles:
             rows: _power_of_two(product.nest.dims[rows], height),
             columns: _power_of_two(product.nest.dims[columns], width),
         }
-        has_room = options.threads * (self.group_sums + OTHER_REGISTERS) <= REGISTERS
+        has_room = options.threads * (self.group_sums + self.other_registers) <= REGISTERS
         is_of_groups = product.instruction.row_bytes > 0
         most = self.group_sums if is_of_groups and has_room else self.most_sums
         while math.prod(sizes.values()) > most * options.threads:

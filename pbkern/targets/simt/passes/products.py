@@ -19,13 +19,13 @@ from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.layout import BANK_ROW_BYTES, Panels, Swizzle
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.copies import WIDEST_COPY_BYTES
-from pbkern.targets.simt.schedule.instructions import GROUP_INSTRUCTIONS, WARP_INSTRUCTIONS
+from pbkern.targets.simt.schedule.instructions import (
+    GROUP_INSTRUCTIONS,
+    WARP_INSTRUCTIONS,
+    WIDEST_TURNED_BYTES,
+)
 
 Context = NestContext[ThreadOptions]
-
-# Bytes of elements whose rows in a tile may run across the depth.
-# Source: PTX ISA 8.7, section 9.7.15.5.1, wgmma.mma_async, imm-trans-a and imm-trans-b.
-WIDEST_TURNED_BYTES = 2
 
 
 @dataclass(frozen=True)

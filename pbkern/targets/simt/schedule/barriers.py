@@ -81,7 +81,7 @@ class Pending:
         return Pending(set(self.read), set(self.written), set(self.begun), self.products)
 
     def behind_barrier(self) -> Pending:
-        """What a barrier does not end."""
+        """Accesses that a barrier does not end: those of the device."""
         return Pending(begun=self.begun, products=self.products)
 
     def at_any_stage(self, counter: str | None = None) -> Pending:

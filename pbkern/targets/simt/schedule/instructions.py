@@ -1,7 +1,7 @@
 """MATRIX_INSTRUCTIONS: products of fragments that the warps of NVIDIA's GPUs compute together.
 
-Source: PTX ISA 8.7, sections 9.7.14.5.7 to 9.7.14.5.14, matrix fragments of mma.m16n8k8, m16n8k16 and m16n8k32; section 9.7.15.5,
-wgmma.mma_async.
+Source: PTX ISA 8.7, sections 9.7.14.5.7 to 9.7.14.5.14, matrix fragments of mma.m16n8k8, m16n8k16 and m16n8k32; section
+9.7.15.5, wgmma.mma_async.
 """
 
 from __future__ import annotations
@@ -27,8 +27,15 @@ INT32 = np.dtype(np.int32)
 TF32_BITS = np.uint32(0xFFFFE000)
 # Results of a lane: rows g and g + 8 of two neighbouring columns.
 LANE_SUMS = 4
-# Rows of results of a group of four warps, and columns of its widest and narrowest instruction here.
-GROUP_ROWS, MOST_COLUMNS, FEWEST_COLUMNS = 64, 256, 64
+# Rows of results of a group of four warps.
+GROUP_ROWS = 64
+# Columns of results of the instructions of such groups that are used here, the most first.
+GROUP_COLUMNS = (256, 128, 64)
+# Bytes of elements whose rows in a tile may run across the depth.
+# Source: PTX ISA 8.7, section 9.7.15.5.1, wgmma.mma_async, imm-trans-a and imm-trans-b.
+WIDEST_TURNED_BYTES = 2
+# Registers of a multiprocessor. Source: CUDA C++ Programming Guide, technical specifications per compute capability.
+REGISTERS = 1 << 16
 # Bytes of a row of tiles that groups of warps read: the widest swizzle.
 GROUP_ROW_BYTES = 128
 
@@ -166,7 +173,7 @@ GROUP_INSTRUCTIONS = tuple(
         ("bf16", BFLOAT16, FLOAT32, "f32"),
         ("s8", INT8, INT32, "i32"),
     )
-    for columns in (MOST_COLUMNS, MOST_COLUMNS // 2, FEWEST_COLUMNS)
+    for columns in GROUP_COLUMNS
 )
 MATRIX_INSTRUCTIONS: dict[str, ProductInstruction] = {
     row.name: row for row in (*WARP_INSTRUCTIONS, *GROUP_INSTRUCTIONS)
