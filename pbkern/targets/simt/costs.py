@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from pbkern.fuse.access.blocks import Step
+from pbkern.fuse.cost.model import Price
 from pbkern.fuse.cost.roofline import Spread, Terms
 from pbkern.fuse.cost.sizes import Sizes
 from pbkern.targets.costs.model import UNBALANCED, MachineCosts
@@ -54,6 +56,10 @@ class ThreadCosts(MachineCosts):
     @property
     def scratch_bytes(self) -> int:
         return self.l1_bytes // 4
+
+    def step_price(self, of: Step) -> Price:
+        """As for CPUs, but threads copy no operands to panels."""
+        return replace(super().step_price(of), packing=0.0)
 
     def spread(self, terms: Terms) -> Spread:
         """Blocks beside each other, as many as have room; blocks start as soon as others end."""
