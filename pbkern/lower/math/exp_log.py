@@ -318,6 +318,8 @@ def atanh(b: Builder, x: Ssa) -> Ssa:
 
 
 def rsqrt(b: Builder, x: Ssa) -> Ssa:
+    if (special := b.math.lookup("rsqrt", x.el)) is not None:
+        return special(b, x)
     return b.div(b.c(1, x.el), b.sqrt(x))
 
 

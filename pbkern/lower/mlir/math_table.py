@@ -3,7 +3,7 @@
     shared:  exp(b, x) is a polynomial                    a target:  lookup("exp", "f32") is a function (b, x) -> exp(x)
 
 The names are those of functions in lower/math/exp_log.py and lower/math/erf.py that ask: exp, exp2,
-tanh, log, log1p, erf, erfc, and erfcx, which is exp(x**2) erfc(x) for x >= 0. bf16 rounds to nearest even, keeps
+rsqrt, tanh, log, log1p, erf, erfc, and erfcx, which is exp(x**2) erfc(x) for x >= 0. bf16 rounds to nearest even, keeps
 subnormals and NaN.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -56,11 +57,50 @@ class VendorCode(Protocol):
         """
 
 
+# The natural logarithm of 2 as a float32, and what is left of it.
+LN2_HIGH = 0.693147182464599609375
+LN2_LOW = -1.904654323148236e-09
+# The least float32 whose exponential is infinite, and one whose exponential is 0.
+EXP_OVERFLOW = 88.72284
+EXP_UNDERFLOW = -105.0
+
+
 class NvidiaMath:
-    """Instructions of sm_80 and newer. Source: PTX ISA 8.7, section 9.7.9.21, cvt: bf16 with subnormals, one NaN."""
+    """Instructions of sm_80 and newer.
+
+    Source: PTX ISA 8.7, section 9.7.9.21, cvt: bf16 with subnormals, one NaN; section 9.7.3: ex2.approx has a relative error of
+    2**-22, rsqrt.approx one of 2**-22.9, and both take and give subnormals.
+    """
 
     def lookup(self, function: str, el: str) -> Callable[[Any, Any], Any] | None:
-        return _rounded_to_bf16 if (function, el) == ("bf16", "f32") else None
+        return _NVIDIA_FUNCTIONS.get((function, el))
+
+
+def _by_instruction(name: str) -> Callable[[Builder, Ssa], Ssa]:
+    """A function of one float32 by an instruction of PTX."""
+
+    def function(b: Builder, x: Ssa) -> Ssa:
+        syntax = f' "{name} $0, $1;", "=f,f" %s'
+        return x._replace(name=b.emit("llvm.inline_asm", (x.name,), "(f32) -> f32", syntax))
+
+    return function
+
+
+_exp2 = _by_instruction("ex2.approx.f32")
+
+
+def _exp(b: Builder, x: Ssa) -> Ssa:
+    """2**h (1 + c) with h = x / ln 2 rounded and c = x - h ln 2, as small as h's rounding; where x overflows, c is above 0."""
+    per_octave = b.c(1 / math.log(2), "f32")
+    if b.approx:
+        return _exp2(b, b.mul(x, per_octave))
+    x = b.same("arith.maximumf", x, b.c(EXP_UNDERFLOW, "f32"))
+    x = b.same("arith.minimumf", x, b.c(EXP_OVERFLOW, "f32"))
+    octaves = b.mul(x, per_octave)
+    rest = b.fma(octaves, b.c(-LN2_HIGH, "f32"), x)
+    rest = b.fma(octaves, b.c(-LN2_LOW, "f32"), rest)
+    power = _exp2(b, octaves)
+    return b.fma(power, rest, power)
 
 
 def _rounded_to_bf16(b: Builder, x: Ssa) -> Ssa:
@@ -69,6 +109,12 @@ def _rounded_to_bf16(b: Builder, x: Ssa) -> Ssa:
     return x._replace(name=b.emit("arith.bitcast", (narrow,), "bf16 to i16"), el="bf16")
 
 
+_NVIDIA_FUNCTIONS: Mapping[tuple[str, str], Callable[[Any, Any], Any]] = {
+    ("bf16", "f32"): _rounded_to_bf16,
+    ("exp", "f32"): _exp,
+    ("exp2", "f32"): _exp2,
+    ("rsqrt", "f32"): _by_instruction("rsqrt.approx.f32"),
+}
 NVIDIA_MATH = NvidiaMath()
 
 
