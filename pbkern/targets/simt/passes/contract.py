@@ -34,11 +34,11 @@ from pbkern.lower.nest.ir import For, Nest, Op, Stmt, bodies, every, with_bodies
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.targets.simt.options import ThreadOptions
-from pbkern.targets.simt.schedule.copies import copied_at_once
 
 from .products import (
     Context,
     MatrixProduct,
+    in_chunks,
     matrix_product,
     ranges_of,
     stored_type,
@@ -137,9 +137,17 @@ class ContractTiles:
             assert isinstance(arg, Op), "a step's operand is masked"
             buf = tile_buffer(tuple(dims.values()), stored_type(arg.args[-1]), context)
             copy, inner = staged(inner, arg, buf, order, context.pool)
-            copies.append(replace(copy, stores=(replace(copy.stores[0], value=filled),)))
-        whole = For(loop.counter, loop.trips, (*copies, replace(inner, by=by)))
-        steps = pipelined(whole, stages, copies, lambda copy: copied_at_once(copy) > 0, context)
+            copies.append(in_chunks(copy, filled, context))
+        inner = replace(inner, by=by)
+        is_async = [copy.by is None for copy in copies]
+        count = min(max(is_async.count(False), 1), step // row.shape[-1])
+        length = step // count
+        parts = [
+            part(inner, depth, Affine((), number * length), length, context.pool)
+            for number in range(count)
+        ]
+        whole = For(loop.counter, loop.trips, (*copies, *parts))
+        steps = pipelined(whole, stages, copies, lambda copy: copy.by is None, context)
         return [replace(zeros, by=by), *steps, replace(last, by=by)]
 
     def tiling(
