@@ -31,8 +31,10 @@ class CompileOptions:
     Attributes:
       target: "cpu" | "nvgpu" | "amdgpu", default "cpu". The hardware to compile for.
       mm_conv_precision_mode: None | "fp16" | "fp32" | "int32" | "mixed_fp16_fp32" | "mixed_int8_int32", default None. None:
-        the precision that operand and result types dictate. Otherwise operands of every matmul and convolution are
-        converted to the first type, sums are of the last, and the result is converted back to the type it had: with
+        the precision that operand and result types dictate; on NVIDIA GPUs, unless polyblocks_gpu_no_tensor_core is set,
+        "mixed_fp16_fp32" for products of float32 whose own `precision` does not ask for more. Otherwise operands of every
+        matmul and convolution are converted to the first type, sums are of the last, and the result is converted back to the
+        type it had: with
         "fp16", a sum beyond 65504 is infinite and others have 11 bits. The CPU, which has no sums of float16, adds in
         float32 and rounds once at the end; never is a sum less exact than its type. Integer modes take integer operands.
       mlir_disable_fast_math: bool, default False. Multiply-adds are not contracted, and functions
@@ -58,7 +60,8 @@ class CompileOptions:
       execution_backend: "std" | "xla" | "polyblocks", default "polyblocks". For polymage_jit_* only:
         run op by op, under jax.jit, or compiled by pbkern.
       polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores. Products of
-        float16, bfloat16 and int8 use them on NVIDIA GPUs otherwise; nothing does on AMD GPUs so far.
+        float16, bfloat16 and int8 use them on NVIDIA GPUs otherwise, and those of float32, rounded to float16, unless
+        mm_conv_precision_mode says another thing; nothing does on AMD GPUs so far.
       device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often
         it is launched. False is refused: programs have no code that loads a kernel again.
       on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs are on the GPU.

@@ -147,7 +147,9 @@ FUSE_PASSES = (
     ),
     Pass(
         "set precision",
-        lambda closed, options: set_precision(closed, options.precision),
+        lambda closed, options: set_precision(
+            closed, options.precision, options.is_default_precision
+        ),
         "contractions have their operands' types",
         required=True,
     ),
@@ -202,7 +204,7 @@ def plan(
       name: the function's, in names of kernels.
       options: any object; reads disable_affine_fusion, disable_reduce_reduce_fusion,
         disable_unsafe_math_canonicalizations, mlir_disable_fast_math, mm_conv_precision_mode,
-        emulate_precision_casts, strict_target.
+        emulate_precision_casts, polyblocks_gpu_no_tensor_core, strict_target.
       supports: equation -> None if the target's bodies can contain it, else the reason.
       machine: the target's cost model.
       params_for: grid semantics of a fused kernel, and chosen fields by name -> its compiler_params.
@@ -225,7 +227,7 @@ def plan(
     result = Plan(
         name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes
     )
-    result.explanation = explain(name, parts, result)
+    result.explanation = explain(name, parts, result, wanted)
     return result
 
 

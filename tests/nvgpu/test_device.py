@@ -12,7 +12,8 @@ import pbkern
 from .simulated import ON_DEVICE
 
 pytestmark = pytest.mark.skipif(not ON_DEVICE, reason="runs on a CUDA device (make gpu-check)")
-GPU = {"target": "nvgpu"}
+# Results are compared with those of float32.
+GPU = {"target": "nvgpu", "mm_conv_precision_mode": "fp32"}
 RNG = np.random.default_rng(0)
 
 

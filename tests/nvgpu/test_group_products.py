@@ -15,6 +15,7 @@ from pbkern.errors import InternalError, SimulationError
 from pbkern.lower.kernel_nests import KernelNests, kernel_nests
 from pbkern.lower.nest.ir import For, Nest, Wait, every
 from pbkern.lower.nest.tiles.layout import Panels, Swizzle
+from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.simulate.counts import Counts
 from pbkern.simulate.launches import simulate_ptx
@@ -56,7 +57,7 @@ def simulated(nests: KernelNests, arrays, change=lambda ptx: ptx) -> tuple[np.nd
 
 def instructions(nests: KernelNests) -> set[str]:
     found = [stmt for stmt in every(nests.cases[0].statements) if isinstance(stmt, Nest)]
-    return {nest.by.instruction.name for nest in found if nest.by is not None}
+    return {nest.by.instruction.name for nest in found if isinstance(nest.by, Tiling)}
 
 
 CASES = {

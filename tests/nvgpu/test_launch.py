@@ -17,7 +17,8 @@ from pbkern.targets.nvgpu import driver
 from pbkern.targets.simt.launch.handler import handler
 
 X = np.random.default_rng(0).normal(size=(24, 24)).astype("f4")
-GPU = {"target": "nvgpu"}
+# Results are compared with those of float32.
+GPU = {"target": "nvgpu", "mm_conv_precision_mode": "fp32"}
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Products by tensor cores: nests on NumPy arrays and PTX in the simulator, both against float64 and integers."""
 
 import dataclasses
+import re
 from unittest import mock
 
 import jax
@@ -30,6 +31,7 @@ from pbkern.targets.simt.passes import THREAD_PASSES
 from pbkern.targets.simt.schedule.barriers import Barriers
 
 SM_80 = device_kind("sm_80")
+GPU = {"target": "nvgpu"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Product:
     act: str = "relu"
     pre: bool = False
     widened: bool = False
+    rounded: bool = False
 
     def kernel(self):
         height, width = min(self.block[0], self.m), min(self.block[1], self.n)
@@ -60,8 +63,10 @@ class Product:
 
         def body(a, b, bias, o):
             dims = (((0 if self.turned[0] else 1,), (1 if self.turned[1] else 0,)), ((), ()))
-            x = jnp.maximum(a[...], 0) if self.pre else a[...]
-            y = b[...]
+            x, y = a[...], b[...]
+            if self.rounded:
+                x, y = x.astype(jnp.float16), y.astype(jnp.float16)
+            x = jnp.maximum(x, 0) if self.pre else x
             if self.widened:
                 x, y = x.astype(jnp.float32), y.astype(jnp.float32)
             total = lax.dot_general(x, y, dims, preferred_element_type=exact) + bias[...]
@@ -103,6 +108,7 @@ class Product:
         return arrays
 
     def wanted(self, a, b, bias) -> np.ndarray:
+        a, b = (x.astype(np.float16) if self.rounded else x for x in (a, b))
         a, b = (np.asarray(x, np.float64) for x in (a, b))
         a = a.swapaxes(-1, -2) if self.turned[0] else a
         b = b.swapaxes(-1, -2) if self.turned[1] else b
@@ -154,6 +160,9 @@ CASES = {
     "more sums than registers": Product(200, 300, 40, block=(200, 256), warps=4),
     "int8": Product(100, 72, 200, "int8", "int32", block=(64, 64), warps=4, turned=(False, True)),
     "int8 across rows": Product(64, 64, 40, "int8", "int32", block=(64, 64), warps=4),
+    "rounded": Product(128, 136, 136, "float32", rounded=True),
+    "rounded, edges": Product(200, 100, 37, "float32", turned=(False, True), rounded=True),
+    "rounded, transposed": Product(136, 136, 72, "float32", turned=(True, True), rounded=True),
     "widened operands": Product(64, 64, 40, block=(64, 64), warps=4, widened=True),
 }  # fmt: skip
 
@@ -177,7 +186,7 @@ def test_products(name):
 @given(
     st.tuples(*[st.integers(1, 150)] * 3),
     st.tuples(st.booleans(), st.booleans()),
-    st.sampled_from(["float16", "bfloat16"]),
+    st.sampled_from(["float16", "bfloat16", "float32"]),
     st.booleans(),
     st.sampled_from([2, 4]),
 )
@@ -185,7 +194,10 @@ def test_products(name):
 def test_nests_of_any_shape(sizes, turned, dtype, pre, warps):
     """Late copies, masks at all edges, operands either way: the interpreter finds what reads too early, or outside."""
     m, n, k = sizes
-    case = Product(m, n, k, dtype, block=(64, 64), warps=warps, turned=turned, pre=pre)
+    case = Product(
+        m, n, k, dtype, block=(64, 64), warps=warps, turned=turned, pre=pre,
+        rounded=dtype == "float32",
+    )  # fmt: skip
     kernel = case.kernel()
     arrays = case.arrays(kernel)
     np.testing.assert_allclose(
@@ -211,6 +223,79 @@ def test_registers_suffice(architecture):
     assert made.registers <= 128
 
 
+def staged(kind: str, turned: bool):
+    """relu(a @ b + bias) of 4096 x 4096 x 4096, both float32, or b of bytes with a scale per column."""
+    size, kinds = 4096, {"float32": ("float32", "float32"), "int8": ("bfloat16", "int8")}[kind]
+
+    def body(a, b, scale, bias, o):
+        x, y = a[...], b[...]
+        if kind == "float32":
+            x, y = x.astype(jnp.float16), y.astype(jnp.float16)
+        else:
+            by_column = scale[...][:, None] if turned else scale[...][None]
+            y = (y.astype(jnp.float32) * by_column).astype(jnp.bfloat16)
+        dims = (((1,), (1 if turned else 0,)), ((), ()))
+        total = lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)
+        o[...] = jnp.maximum(total + bias[...], 0)
+
+    column = pbkern.BlockSpec((128,), lambda i, j: (j,))
+    second = (
+        pbkern.BlockSpec((128, size), lambda i, j: (j, 0))
+        if turned
+        else pbkern.BlockSpec((size, 128), lambda i, j: (0, j))
+    )
+    types = [jax.ShapeDtypeStruct((size, size), dtype) for dtype in kinds]
+    types += [jax.ShapeDtypeStruct((size,), "float32")] * 2
+    params = pbkern.nvgpu.CompilerParams(dimension_semantics=("parallel",) * 2, num_warps=8)
+    made = pbkern.kernel(
+        grid=(size // 128,) * 2, out_shape=[jax.ShapeDtypeStruct((size, size), "float32")],
+        in_specs=[pbkern.BlockSpec((128, size), lambda i, j: (i, 0)), second, column, column],
+        out_specs=[pbkern.BlockSpec((128, 128), lambda i, j: (i, j))],
+        in_types=types, compiler_params=params,
+    )(body)  # fmt: skip
+    return made.trace(*types)
+
+
+def step_of(listing: str) -> list[str]:
+    """Instructions of the innermost loop that multiplies matrices."""
+    instructions: list[str] = []
+    starts: dict[str, int] = {}
+    loops = []
+    for line in listing.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            starts[label[1]] = len(instructions)
+        elif code := re.match(r"\s+/\*[0-9a-f]+\*/\s+(.*?);", line):
+            instructions.append(code[1])
+            back = re.search(r"BRA.*\((\.L_x_\d+)\)", code[1])
+            if back and back[1] in starts:
+                loops.append(instructions[starts[back[1]] :])
+    return min((loop for loop in loops if "HMMA" in " ".join(loop)), key=len)
+
+
+STEPS = {
+    "bfloat16": (lambda turned: Product(4096, 4096, 4096, turned=(False, turned)).kernel(), 105),
+    "float32": (lambda turned: staged("float32", turned), 157),
+    "bytes with scales": (lambda turned: staged("int8", turned), 157),
+}
+
+
+@pytest.mark.skipif(
+    ptxas.find() is None or ptxas._find("nvdisasm") is None, reason="no ptxas or no nvdisasm"
+)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", STEPS)
+def test_instructions_of_a_step(name, turned):
+    """32 HMMA of 16 x 8 x 16 are a step of 32 along the depth for a warp of eight that has 64 x 32 of 128 x 128."""
+    make, most = STEPS[name]
+    function = emit(nests_of(make(turned)), "k")
+    made = ptxas.assemble(codegen.ptx(codegen.llvm_ir(function), SM_80), "sm_80")
+    assert made.spill_bytes == 0
+    step = step_of(ptxas.disassembled(made.cubin))
+    assert sum("HMMA" in line for line in step) == 32
+    assert sum("BAR.SYNC" in line for line in step) == 1
+    assert len(step) <= most
+
+
 def test_tensor_cores_may_be_left_out():
     f = pbkern.jit(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.float32),
                    compile_options={"target": "nvgpu", "polyblocks_gpu_no_tensor_core": True})  # fmt: skip
@@ -234,37 +319,92 @@ def test_a_gradient_of_weights_contracts_two_dimensions_as_one():
     np.testing.assert_allclose(pbkern.simulate(f, a, b).results, want, rtol=1e-5, atol=5e-5)
 
 
-def test_explanations_name_the_instruction():
+def test_explanations_name_the_instruction_and_the_mode():
     def f(a, b):
         return jnp.matmul(a, b, preferred_element_type=jnp.float32)
 
     a, b = (jnp.ones((128, 128), dtype) for dtype in (jnp.bfloat16, jnp.float32))
-    compiled = pbkern.jit(f, compile_options={"target": "nvgpu"})
-    assert "    products by wgmma.m64n64k16.bf16" in str(compiled.explain(a, a))
-    ampere = pbkern.jit(f, compile_options={"target": "nvgpu", "device": "a100"})
-    assert "    products by mma.m16n8k16.bf16" in str(ampere.explain(a, a))
-    assert "products by" not in str(compiled.explain(b, b))
-    compiled = pbkern.jit(
-        f, compile_options={"target": "nvgpu", "mm_conv_precision_mode": "mixed_fp16_fp32"}
-    )
-    assert "    products by wgmma.m64n64k16.f16" in str(compiled.explain(b, b))
+    told = str(pbkern.jit(f, compile_options=GPU).explain(a, a))
+    assert "    products by wgmma.m64n64k16.bf16" in told
+    assert "mixed_fp16_fp32" not in told
+    told = str(pbkern.jit(f, compile_options={**GPU, "device": "a100"}).explain(a, a))
+    assert "    products by mma.m16n8k16.bf16" in told
+    told = str(pbkern.jit(f, compile_options=GPU).explain(b, b))
+    assert "    products by wgmma.m64n64k16.f16" in told
+    assert "sums of float32: mixed_fp16_fp32, the default of this device" in told
+    asked = {**GPU, "mm_conv_precision_mode": "mixed_fp16_fp32"}
+    told = str(pbkern.jit(f, compile_options=asked).explain(b, b))
+    assert "sums of float32: mixed_fp16_fp32, as asked" in told
 
 
-@pytest.mark.parametrize("mode", [None, "mixed_fp16_fp32"])
-def test_float32_operands_are_rounded_where_a_mode_says_so(mode):
-    """Tensor cores of float16 multiply float32 operands by the documented mode alone."""
+def by_row(a, b):
+    """Two products, of which the first has no tile: what a mode says of them is the same."""
+    return jnp.tanh(a @ b[:, 0])[:, None] + jnp.tanh(a @ b)
+
+
+EXACT_OPTIONS = {
+    "no tensor cores": {"polyblocks_gpu_no_tensor_core": True},
+    "fp32": {"mm_conv_precision_mode": "fp32"},
+    "both": {"polyblocks_gpu_no_tensor_core": True, "mm_conv_precision_mode": "fp32"},
+}
+ROUNDED_OPTIONS = {
+    "default": {},
+    "asked": {"mm_conv_precision_mode": "mixed_fp16_fp32"},
+    "asked without tensor cores": {
+        "mm_conv_precision_mode": "mixed_fp16_fp32",
+        "polyblocks_gpu_no_tensor_core": True,
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*EXACT_OPTIONS, *ROUNDED_OPTIONS])
+def test_float32_operands_are_rounded_to_halves_unless_options_say_otherwise(name):
+    """Products of numbers of 11 bits are exact in float32; sums of 70 of them are off by 70 units in the last place at most."""
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((100, 70), (70, 130)))
-    f = pbkern.jit(
-        lambda a, b: jnp.tanh(a @ b),
-        compile_options={"target": "nvgpu", "mm_conv_precision_mode": mode},
-    )
-    assert ("mma.sync" in f.as_text(a, b, stage="ptx")) == (mode is not None)
-    rounded = (x.astype(np.float16) if mode else x for x in (a, b))
-    x, y = (operand.astype(np.float64) for operand in rounded)
-    np.testing.assert_allclose(
-        pbkern.simulate(f, a, b).results, np.tanh(x @ y), rtol=2e-5, atol=2e-5
-    )
+    rounds = name in ROUNDED_OPTIONS
+    options = {**GPU, **(ROUNDED_OPTIONS | EXACT_OPTIONS)[name]}
+    f = pbkern.jit(by_row, compile_options=options)
+    ptx = f.as_text(a, b, stage="ptx")
+    assert ("mma.sync" in ptx) == (rounds and "polyblocks_gpu_no_tensor_core" not in options)
+    x, y = (np.asarray(x, np.float16 if rounds else np.float32).astype(float) for x in (a, b))
+    want = np.tanh(x @ y[:, 0])[:, None] + np.tanh(x @ y)
+    np.testing.assert_allclose(pbkern.simulate(f, a, b).results, want, rtol=2e-5, atol=2e-5)
+    exact = np.tanh(a.astype(float) @ b[:, 0])[:, None] + np.tanh(a.astype(float) @ b)
+    # Half a unit in the last of 11 bits of either factor, of products whose magnitudes add up to this.
+    bound = 2 * 2.0**-11 * (np.abs(a) @ np.abs(b)).max()
+    assert np.abs(want - exact).max() < 2 * bound
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_the_default_mode_leaves_other_types_alone(dtype):
+    with jax.enable_x64(True):
+        a = jnp.asarray(np.random.default_rng(0).standard_normal((70, 70)), dtype)
+        f = pbkern.jit(lambda a: jnp.matmul(a, a), compile_options=GPU)
+        jaxpr = f.as_text(a, stage="jaxpr")
+        assert "convert_element_type" not in jaxpr
+        wide = np.asarray(a, np.float64)
+        step = {"float64": 2.0**-52, "bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+        got = np.asarray(pbkern.simulate(f, a).results, np.float64)
+        np.testing.assert_allclose(
+            got, wide @ wide, rtol=2 * step, atol=1e-13 if dtype == "float64" else 70 * 2.0**-20
+        )
+
+
+@pytest.mark.parametrize("precision", ["highest", "float32", lax.Precision.HIGH])
+def test_contractions_that_ask_for_precision_keep_it(precision):
+    a = jnp.asarray(np.random.default_rng(0).standard_normal((70, 70)), jnp.float32)
+    f = pbkern.jit(lambda a: jnp.matmul(a, a, precision=precision), compile_options=GPU)
+    assert "f16" not in f.as_text(a, stage="jaxpr")
+    wide = np.asarray(a, np.float64)
+    np.testing.assert_allclose(pbkern.simulate(f, a).results, wide @ wide, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", ["cpu", "amdgpu"])
+def test_targets_without_matrix_instructions_have_no_default_mode(target):
+    a = jnp.ones((70, 70), jnp.float32)
+    f = pbkern.jit(lambda a: a @ a, compile_options={"target": target})
+    assert "f16" not in f.as_text(a, stage="jaxpr")
 
 
 # ---------------------------------------------------------------- faults that are planted are found

@@ -1,10 +1,13 @@
 """mm_conv_precision_mode: the dtype in which contractions multiply and add, as casts around them.
 
 Float modes apply to float contractions, integer modes to integer ones. The result keeps its dtype.
-None keeps the precision that operands and results dictate.
+None keeps the precision that operands and results dictate. A mode that is a target's default leaves contractions alone
+that say how exact they are.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +18,7 @@ from pbkern._jax import bind_again
 from pbkern.core.errors import OptionError
 from pbkern.fuse.simplify.driver import retrace
 
+CONTRACTIONS = ("dot_general", "conv_general_dilated")
 # mode -> (kind of operands it applies to, dtype of multiplication, dtype of addition)
 MODES = {
     "fp16": (jnp.floating, jnp.float16, jnp.float16),
@@ -23,10 +27,18 @@ MODES = {
     "int32": (jnp.integer, jnp.int32, jnp.int32),
     "mixed_int8_int32": (jnp.integer, jnp.int8, jnp.int32),
 }
+# The default of targets whose matrix instructions multiply float16.
+MATRIX_MODE = "mixed_fp16_fp32"
 
 
-def set_precision(closed: jex.ClosedJaxpr, mode: str | None) -> jex.ClosedJaxpr:
-    """The jaxpr with its contractions in the given mode. Raises OptionError for an unknown one."""
+def set_precision(
+    closed: jex.ClosedJaxpr, mode: str | None, is_default: bool = False
+) -> jex.ClosedJaxpr:
+    """The jaxpr with its contractions in the given mode. Raises OptionError for an unknown one.
+
+    `is_default`: nobody has asked for the mode, so that it applies to operands of float32 alone, and only where the
+    contraction's own `precision` does not ask for more.
+    """
     if mode is None:
         return closed
     if mode not in MODES:
@@ -38,12 +50,37 @@ def set_precision(closed: jex.ClosedJaxpr, mode: str | None) -> jex.ClosedJaxpr:
     def rewrite(eqn, operands):
         if not all(jnp.issubdtype(operand.dtype, kind) for operand in operands):
             return None
+        if is_default and not _is_open(eqn):
+            return None
         narrow = [lax.convert_element_type(operand, multiply) for operand in operands]
         params = {**eqn.params, "preferred_element_type": np.dtype(add)}
         (result,) = bind_again(eqn, narrow, params)
         return [_rounded(lax.convert_element_type(result, eqn.outvars[0].aval.dtype), add)]
 
-    return retrace(closed, dict.fromkeys(("dot_general", "conv_general_dilated"), rewrite))
+    return retrace(closed, dict.fromkeys(CONTRACTIONS, rewrite))
+
+
+def _is_open(eqn: jex.JaxprEqn) -> bool:
+    """Whether a contraction of float32 leaves open how exact its products are."""
+    asked = eqn.params["precision"]
+    says = {*asked} if isinstance(asked, tuple) else {asked}
+    widest = max(jnp.finfo(dtype).bits for dtype in _operand_types(eqn))
+    return widest == 32 and not says - {
+        None,
+        lax.Precision.DEFAULT,
+        lax.DotAlgorithmPreset.DEFAULT,
+    }
+
+
+def multiplies_halves(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation is a contraction as MATRIX_MODE leaves it."""
+    return eqn.primitive.name in CONTRACTIONS and all(
+        dtype == jnp.float16 for dtype in _operand_types(eqn)
+    )
+
+
+def _operand_types(eqn: Any) -> list[np.dtype]:
+    return [operand.aval.dtype for operand in eqn.invars]
 
 
 def _rounded(result, dtype):

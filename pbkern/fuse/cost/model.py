@@ -32,6 +32,7 @@ class Price:
       light: whether it makes as many elements as it reads, or only renames them.
       own_updates: the part of a scatter's updates that the program reads; None for all other steps.
       table: what it looks up or scatters.
+      streams: whether operands that are computed for it alone are computed a part at a time, while they are copied.
     """
 
     seconds: float
@@ -46,6 +47,7 @@ class Price:
     light: bool
     own_updates: float | None
     table: object
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)

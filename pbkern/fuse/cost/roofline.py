@@ -28,6 +28,7 @@ class Terms:
         bandwidth of the place of each array.
       rereads: seconds of reading blocks again, from caches.
       trips: seconds of all programs' stored values to a cache and back.
+      streams: whether products read operands a part at a time, from copies made ahead of their use.
       bytes_moved, flops, recompute, working_set, scratch, programs, limit: see Cost.
     """
 
@@ -44,6 +45,7 @@ class Terms:
     scratch: int
     programs: int
     limit: float
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)

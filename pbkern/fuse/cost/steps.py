@@ -53,7 +53,8 @@ class PricedSteps:
     _indices: set
     # Values that a later step reads elsewhere than in place, or a view of them.
     _moved: set
-    # Values that a later step reduces or scatters, which happens while they are made unless something else reads them.
+    # Values that a later step reduces, scatters or streams, which happens while they are made unless something else reads
+    # them.
     _consumed: set
 
     @classmethod
@@ -145,7 +146,7 @@ class PricedSteps:
         # Each index vector that is joined of others is read one number at a time.
         if price.in_place or (name == "concatenate" and eqn.outvars[0] in self._indices):
             return
-        once = name in SINGLE_PASS or price.own_updates is not None
+        once = name in SINGLE_PASS or price.own_updates is not None or price.streams
         (self._consumed if once else self._moved).update(price.read)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.extend import core as jex
 
 from pbkern._jax import user_line
 from pbkern.core.jaxprs import atoms
+from pbkern.fuse.algebra.contraction_precision import MATRIX_MODE, multiplies_halves
 from pbkern.fuse.cost.kinds import VIEWS
 from pbkern.fuse.cost.model import Cost
 from pbkern.fuse.graph import Edge, Node, Partition
+from pbkern.fuse.options import FuseOptions
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class KernelReport:
     `finish`: ops of its last stage. `measured`: seconds of one run of the kernel alone, if asked
     for. `steps`: steps of a loop in it (`ops` are those of one). `run`: columns that online
     reductions take at a time, or 0. `runs`: how often one call runs it, as in a loop, None if that
-    depends on values. `instructions`: matrix instructions that compute its products. All other
+    depends on values. `precision`: in which mode its products are multiplied and added; "" where
+    their types say that. `instructions`: matrix instructions that compute its products. All other
     figures are of one run.
     """
 
@@ -36,6 +39,7 @@ class KernelReport:
     run: int = 0
     runs: int | None = 1
     instructions: tuple[str, ...] = ()
+    precision: str = ""
 
     def __str__(self) -> str:
         price, one = self.cost, self.measured or self.cost.seconds
@@ -54,6 +58,7 @@ class KernelReport:
             f"{price.working_set // 1024} KB per program"
         )
         products = [f"    products by {name}" for name in self.instructions]
+        products += [f"    {self.precision}"] * bool(self.precision)
         last = [f"    last stage: {line}" for line in _by_line(self.finish)]
         return "\n".join([head, *(f"    {line}" for line in _by_line(self.ops)), *products, *last])
 
@@ -161,28 +166,35 @@ def _edge(edge: Edge) -> str:
     )
 
 
-def report(name: str, node: Node) -> KernelReport:
+def report(name: str, node: Node, options: FuseOptions) -> KernelReport:
     schedule = node.own_schedule
     cost = dataclasses.replace(schedule.cost, seconds=node.seconds)
     finish = _ops(node.finish) if node.finish else ()
     wave = schedule.wave
     run = schedule.online.online.run if schedule.online else 0
+    is_mixed = options.precision == MATRIX_MODE and any(map(multiplies_halves, _equations(node)))
+    source = "the default of this device" if options.is_default_precision else "as asked"
+    precision = f"products of float16, sums of float32: {MATRIX_MODE}, {source}" if is_mixed else ""
     return KernelReport(
-        name, schedule.grid, _ops(node), cost, finish, steps=wave.steps if wave else 1, run=run
-    )
+        name, schedule.grid, _ops(node), cost, finish, steps=wave.steps if wave else 1, run=run,
+        precision=precision,
+    )  # fmt: skip
+
+
+def _equations(node: Node) -> Sequence[jex.JaxprEqn]:
+    """The equations of a kernel; of a wavefront, those of one step."""
+    wave = node.schedule.wave if node.schedule is not None else None
+    return node.eqns if wave is None else wave.body.jaxpr.eqns
 
 
 def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:
-    """The ops of a kernel; of a wavefront, those of one step."""
-    wave = node.schedule.wave if node.schedule is not None else None
-    eqns = node.eqns if wave is None else wave.body.jaxpr.eqns
-    return tuple((eqn.primitive.name, user_line(eqn)) for eqn in eqns)
+    return tuple((eqn.primitive.name, user_line(eqn)) for eqn in _equations(node))
 
 
-def explain(name: str, parts: Partition, plan) -> Explanation:
+def explain(name: str, parts: Partition, plan, options: FuseOptions) -> Explanation:
     runs = {name: run for program in plan.programs() for name, run in program.runs().items()}
     kernels = tuple(
-        dataclasses.replace(report(group.kernel, group), runs=runs.get(group.kernel, 1))
+        dataclasses.replace(report(group.kernel, group, options), runs=runs.get(group.kernel, 1))
         for group in reversed(parts.groups())
     )
     kernels_of = _EquationPlaces(parts)

@@ -11,6 +11,7 @@ import numpy as np
 from pbkern.core.errors import InternalError
 
 from .ir import Buf, Const, Expr, InRange, Load, Nest, Op
+from .tiles.tiling import Tiling
 
 
 def copied(nest: Nest) -> tuple[Load, list[InRange]] | None:
@@ -35,7 +36,7 @@ def copied(nest: Nest) -> tuple[Load, list[InRange]] | None:
 def is_product(nest: Nest) -> bool:
     """Whether a nest only adds a product of tiles to sums in registers, by an instruction that reads the tiles by itself."""
     return (
-        nest.by is not None
+        isinstance(nest.by, Tiling)
         and nest.by.instruction.row_bytes > 0
         and len(nest.reductions) == len(nest.stores) == 1
         and nest.reductions[0].is_plain_product

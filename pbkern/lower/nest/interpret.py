@@ -49,6 +49,7 @@ from .ir import (
     Wait,
     While,
 )
+from .tiles.tiling import Tiling
 
 # trace(site, values of the buffers that it hands over)
 Tracer = Callable[[int, list[np.ndarray]], None]
@@ -372,7 +373,7 @@ def _run_points(
 def _read(nest: Nest, reduction: Reduction, points: _Points) -> list[np.ndarray]:
     """Operands of a reduction at points; of a matrix instruction the part that it reads."""
     values = [points.value(arg) for arg in reduction.args]
-    if nest.by is None or not reduction.is_product:
+    if not isinstance(nest.by, Tiling) or not reduction.is_product:
         return values
     return [nest.by.instruction.as_read(value) for value in values]
 

@@ -24,6 +24,7 @@ from pbkern.core.errors import InternalError
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.elementwise_row import TRUTH
 
+from .tiles.chunking import Chunking
 from .tiles.instructions import ProductInstruction
 from .tiles.layout import Swizzle
 from .tiles.tiling import Tiling
@@ -46,7 +47,7 @@ UNWRITTEN_PARAMS = frozenset(("new_dtype", "sharding", "weak_type"))
 # Memories of scratch: that of a thread block, registers of its threads, matrix registers of a CPU.
 SPACES = ("shared", "registers", "tiles")
 # Words before the layouts of buffers in texts.
-LAYOUTS: dict[type, str] = {Swizzle: "swizzle", Tiling: "by"}
+LAYOUTS: dict[type, str] = {Swizzle: "swizzle", Tiling: "by", Chunking: "by"}
 # Types of constants that are written without one, by kind.
 _DEFAULT_CONSTANTS = {"f": FLOAT32, "i": INT32, "b": BOOL}
 
@@ -84,7 +85,7 @@ class Buf:
     # (lower/values/dynamic_strides.py)
     step: int | None = None
     space: str = ""
-    layout: Swizzle | Tiling | None = None
+    layout: Swizzle | Tiling | Chunking | None = None
     circular: bool = False
 
     @property
@@ -501,7 +502,7 @@ class Nest:
     stores: tuple[Store, ...] = ()
     ordered: bool = False
     at: str | None = None
-    by: Tiling | None = None
+    by: Tiling | Chunking | None = None
 
     def expressions(self) -> list[Expr]:
         operands = [arg for reduction in self.reductions for arg in reduction.args]

@@ -48,6 +48,7 @@ from .ir import (
     result_type,
     show,
 )
+from .tiles.chunking import Chunking
 from .tiles.instructions import ProductInstruction
 from .tiles.layout import Panels, Swizzle
 from .tiles.tiling import Tiling
@@ -132,7 +133,7 @@ def parse(text: str, context: NestContext, dialect: Dialect = SHARED) -> Program
 
 
 def _buffer(declared: re.Match, buffers: Mapping[str, Buf], dialect: Dialect) -> Buf:
-    layout: Swizzle | Tiling | None = None
+    layout: Swizzle | Tiling | Chunking | None = None
     if declared["mask"]:
         panels = (
             Panels(*map(int, re.split("[x/]", declared["panels"]))) if declared["panels"] else None
@@ -153,14 +154,16 @@ def _buffer(declared: re.Match, buffers: Mapping[str, Buf], dialect: Dialect) ->
     )
 
 
-def _tiling(text: str, dialect: Dialect) -> tuple[Tiling | None, str]:
-    """(the tiling that a text begins with, if it does, the rest of the text)."""
+def _tiling(text: str, dialect: Dialect) -> tuple[Tiling | Chunking | None, str]:
+    """(the tiling or chunks that a text begins with, if it does, the rest of the text)."""
     written = TILING.fullmatch(text)
     assert written is not None
     if written["name"] is None:
         return None, text
-    warps = int(written["rows"]), int(written["columns"])
-    return Tiling(dialect.instructions[written["name"]], warps), written["rest"]
+    counts = int(written["rows"]), int(written["columns"])
+    if written["name"] == "chunks":
+        return Chunking(*counts), written["rest"]
+    return Tiling(dialect.instructions[written["name"]], counts), written["rest"]
 
 
 def _dtype(name: str) -> np.dtype:

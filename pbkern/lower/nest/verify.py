@@ -26,6 +26,7 @@ from .ir import (
     nodes,
     show,
 )
+from .tiles.chunking import Chunking
 from .tiles.tiling import Tiling
 
 
@@ -97,8 +98,10 @@ def _verify_nest(nest: Nest, known: set[str]) -> None:
                         why=str(nest),
                     )
 
-    if nest.by is not None:
+    if isinstance(nest.by, Tiling):
         _verify_tiling(nest, nest.by)
+    elif nest.by is not None:
+        _verify_chunks(nest, nest.by)
     for load in nest.loads():
         guard = isinstance(load, Gather) or load.guard  # gathers clamp
         check(load.buf, load.index, guard, "load of", reaches.get(id(load), {}))
@@ -113,6 +116,21 @@ def _verify_nest(nest: Nest, known: set[str]) -> None:
             raise InternalError(
                 "nest: an inner write uses an unfinished accumulator", at=nest.at, why=str(nest)
             )
+
+
+def _verify_chunks(nest: Nest, by: Chunking) -> None:
+    """Checks that threads copy a tile by chunks, and hold what they touch of arrays in registers."""
+    index = tuple(map(Affine.symbol, nest.dims))
+    accesses = [(load.buf, load.index) for load in nest.loads()]
+    accesses += [(store.buf, store.index) for store in nest.stores]
+    wrong = ""
+    if nest.reductions or not by.fits(tuple(nest.dims.values())):
+        wrong = f"its points are not those of one tile by {by}"
+    for buf, place in accesses:
+        if buf.space == "registers" and (buf.layout != by or place != index):
+            wrong = f"its threads do not hold {buf.name} at {', '.join(map(str, place))}"
+    if wrong:
+        raise InternalError(f"nest: {wrong}", at=nest.at, why=str(nest))
 
 
 def _verify_tiling(nest: Nest, by: Tiling) -> None:

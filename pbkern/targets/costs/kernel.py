@@ -94,13 +94,16 @@ def kernel_terms(
         )
     )
     working_set = blocks + scratch
+    streams = any(price.streams for _, price in priced.steps)
+    trips = _scratch_trips(temporaries, working_set, 0 if streams else blocks, machine)
     return Terms(
         arithmetic=per_program,
         repeated=repeated,
         reads=reads,
         stores=stores,
         rereads=rereads,
-        trips=_scratch_trips(temporaries, working_set, blocks, machine) * programs,
+        trips=trips * programs,
+        streams=streams,
         bytes_moved=moved,
         flops=done,
         recompute=done / needed if needed else 1.0,

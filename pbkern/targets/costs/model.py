@@ -85,7 +85,7 @@ class MachineCosts(Machine, abc.ABC):
         return step.scatter_cycles(eqn, self)
 
     def step_price(self, of: Step) -> Price:
-        return step.step_price(of, self)
+        return step.step_price(of, self, self.sizes)
 
     def kernel_cost(
         self,

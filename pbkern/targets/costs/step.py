@@ -26,6 +26,8 @@ from pbkern.fuse.cost.kinds import (
     recompute_of,
 )
 from pbkern.fuse.cost.model import Price
+from pbkern.fuse.cost.sizes import Sizes
+from pbkern.fuse.tiling.block_options import are_matrices
 from pbkern.lower.build_options import BuildOptions
 
 from .caches import (
@@ -107,12 +109,13 @@ def operations_per_element(eqn, machine: Machine) -> float:
     return machine.cycles(name)
 
 
-def step_price(step: Step, machine: Machine) -> Price:
+def step_price(step: Step, machine: Machine, sizes: Sizes) -> Price:
     eqn, name = step.eqn, step.eqn.primitive.name
+    streams = name == "dot_general" and are_matrices(eqn, sizes)
     table = eqn.invars[0 if name in LOOKUPS else 2] if name in LOOKUPS or name in SCATTERS else None
     return Price(
         _step_seconds(step, machine),
-        _packing_seconds(step, machine),
+        0.0 if streams else _packing_seconds(step, machine),
         operations_per_element(eqn, machine) * volume(step.out),
         recompute_of(step, 1),
         _limit_seconds(step, machine),
@@ -123,6 +126,7 @@ def step_price(step: Step, machine: Machine) -> Price:
         name in ELEMENTWISE or name in VIEWS,
         share(eqn, step.out) if name in SCATTERS else None,
         None if isinstance(table, jex.Literal) else table,
+        streams,
     )
 
 

@@ -23,6 +23,8 @@ from .machine import IN_FLIGHT_BYTES, RESIDENT_BLOCKS
 # The part of a multiprocessor's own memory that shared memory may take: 227 of 256 KB, 163 of 192,
 # 99 of 128. Source: CUDA C++ Programming Guide, technical specifications.
 SHARED_SHARE = 0.8
+# Bytes that a block of a matrix product has under way: two steps of 128 rows and 128 columns of 64 bytes.
+STREAMED_BYTES = 2 * 2 * 128 * 64
 # Rows of 512 bytes are a warp's widest loads. Blocks of 64 x 64 elements are turned in 16 KB of shared memory.
 THREAD_SIZES = replace(SIZES, far_row_bytes=512, busy_programs=1, turned_side=64, even_part=32)
 # The sums of 128 x 128 fill half of the registers of 256 threads; tiles below 64 read each operand
@@ -58,7 +60,7 @@ class ThreadCosts(MachineCosts):
         return self.l1_bytes // 4
 
     def step_price(self, of: Step) -> Price:
-        """As for CPUs, but threads copy no operands to panels."""
+        """The price as on CPUs, but for copies of operands to panels, which threads do not make."""
         return replace(super().step_price(of), packing=0.0)
 
     def spread(self, terms: Terms) -> Spread:
@@ -67,7 +69,8 @@ class ThreadCosts(MachineCosts):
         # Blocks whose scratch fits one multiprocessor.
         beside = min(self.near_bytes // max(terms.scratch, 1), RESIDENT_BLOCKS)
         idle = RESIDENT_BLOCKS / max(beside, 1)
-        loads = min(terms.working_set / IN_FLIGHT_BYTES, 1.0)
+        under_way = STREAMED_BYTES if terms.streams else min(terms.working_set, IN_FLIGHT_BYTES)
+        loads = under_way / IN_FLIGHT_BYTES
         rounds = math.ceil(programs / cores) * (1 + UNBALANCED * (1 < programs < 2 * cores))
         stalls = terms.trips if terms.scratch > self.l2_bytes else 0.0
         if terms.scratch > SHARED_SHARE * self.near_bytes:  # it lies in global memory
@@ -75,7 +78,9 @@ class ThreadCosts(MachineCosts):
         return Spread(
             rounds=rounds * (idle if programs > cores else 1),
             starts=programs / cores,
-            bandwidth=max(min(programs, cores / idle) * loads / cores, 1e-9),
+            bandwidth=max(
+                min(programs * max(loads, 1), cores / idle) * min(loads, 1) / cores, 1e-9
+            ),
             store_passes=1,
             stalls=stalls,
         )

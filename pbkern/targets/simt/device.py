@@ -57,11 +57,13 @@ class VendorCode(Protocol):
         """
 
 
-# The natural logarithm of 2 as a float32, and what is left of it.
-LN2_HIGH = 0.693147182464599609375
-LN2_LOW = -1.904654323148236e-09
-# The least float32 whose exponential is infinite, and one whose exponential is 0.
+# The natural logarithm of 2 as a float32.
+LN2_FLOAT32 = 0.693147182464599609375
+# The rest of that logarithm.
+LN2_REST = -1.904654323148236e-09
+# The least float32 whose exponential is infinite.
 EXP_OVERFLOW = 88.72284
+# A number whose exponential is 0 in float32.
 EXP_UNDERFLOW = -105.0
 
 
@@ -97,8 +99,8 @@ def _exp(b: Builder, x: Ssa) -> Ssa:
     x = b.same("arith.maximumf", x, b.c(EXP_UNDERFLOW, "f32"))
     x = b.same("arith.minimumf", x, b.c(EXP_OVERFLOW, "f32"))
     octaves = b.mul(x, per_octave)
-    rest = b.fma(octaves, b.c(-LN2_HIGH, "f32"), x)
-    rest = b.fma(octaves, b.c(-LN2_LOW, "f32"), rest)
+    rest = b.fma(octaves, b.c(-LN2_FLOAT32, "f32"), x)
+    rest = b.fma(octaves, b.c(-LN2_REST, "f32"), rest)
     power = _exp2(b, octaves)
     return b.fma(power, rest, power)
 

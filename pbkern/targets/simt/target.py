@@ -20,6 +20,7 @@ from pbkern.dsl.primitives.in_range import in_range_p
 from pbkern.dsl.text import repro
 from pbkern.lower.kernel_nests import kernel_nests
 from pbkern.lower.nest.ir import Nest, every
+from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.lower.rules import coverage as support
 from pbkern.targets.backend import device_function, device_functions
@@ -108,8 +109,8 @@ class ThreadTarget(abc.ABC):
             if build.one_case:
                 nests = kernel_nests(stage, build).after((*SHARED_PASSES, *backend.passes))
                 stmts = [stmt for case in nests.cases for stmt in every(case.statements)]
-                tilings = [stmt.by for stmt in stmts if isinstance(stmt, Nest) and stmt.by]
-                names |= {tiling.instruction.name for tiling in tilings}
+                by = [stmt.by for stmt in stmts if isinstance(stmt, Nest)]
+                names |= {tiling.instruction.name for tiling in by if isinstance(tiling, Tiling)}
         return tuple(sorted(names))
 
     def identity(self) -> str:

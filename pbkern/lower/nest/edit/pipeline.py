@@ -6,11 +6,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import AsyncCopy, AsyncProduct, Buf, For, Nest, Stmt, Store, Wait
+from pbkern.lower.nest.conditions.index_tests import UNBOUNDED, simplified
+from pbkern.lower.nest.ir import (
+    INT32,
+    AsyncCopy,
+    AsyncProduct,
+    Buf,
+    Expr,
+    For,
+    If,
+    Let,
+    Load,
+    Nest,
+    Stmt,
+    Store,
+    Wait,
+)
 
 from .relocate import relocated
 from .rename import renamed
+
+# Bytes of what is loaded for a point of a tile that threads keep in registers through a step: a thread of 256 has 32 points of
+# two tiles of 128 x 32, and 128 registers, of which sums and operands take 88.
+MOST_BYTES_OF_A_POINT = 4
 
 
 def pipelined(
@@ -39,7 +60,7 @@ def pipelined(
                                                  wait 0
 
     `copies`: statements of the loop's body, of one store each. Threads make those that are not async: they load into
-    registers where the others begin, and store it behind what the step computes.
+    registers before a product, and store that behind it; behind the last step they do neither.
 
     products: the rest of the body is one product that the device makes by itself; copies begin behind it. With one `under_way`
     when the next one begins, copies are one step less ahead:
@@ -66,6 +87,11 @@ def pipelined(
         for copy in copies
     }
     pool, now = context.pool, Affine.symbol(loop.counter)
+    steps = {loop.counter: (0, loop.trips - 1)} if isinstance(loop.trips, int) else {}
+
+    def within(copy: Nest) -> Nest:
+        """A copy of the loop's own steps."""
+        return simplified(copy, pool, context.bounds | steps)
 
     def at(nest: Nest, step: Affine) -> Nest:
         """A copy of another step, to buffers with stages."""
@@ -77,18 +103,16 @@ def pipelined(
     threads = [copy for copy in copies if copy not in late]
     distance = stages - 1 - under_way
     first, ahead = context.names("%s"), now + distance
-    before: list[Stmt] = [at(copy, Affine.symbol(first)) for copy in threads]
+    before: list[Stmt] = [
+        at(within(copy) if steps else copy, Affine.symbol(first)) for copy in threads
+    ]
     wait: list[Stmt] = []
     begin: list[Stmt] = []
-    behind: list[Stmt] = []
     if late:
         before.append(AsyncCopy(tuple(at(copy, Affine.symbol(first)) for copy in late)))
         wait = [Wait(distance - 1)]
         begin = [AsyncCopy(tuple(at(copy, ahead) for copy in late))]
-    for copy in threads:
-        load, store = _in_two(at(copy, ahead), context)
-        begin.append(load)
-        behind.append(store)
+    halves = [_in_two(at(within(copy), ahead), loop.counter, context) for copy in threads]
     readers = [stmt for stmt in loop.body if stmt not in copies]
     rest = relocated(readers, rings.get, pool, lambda _, index: (now, *index))
     ends: list[Stmt] = [Wait(0, products=True)] if products and (under_way or is_short) else []
@@ -96,23 +120,72 @@ def pipelined(
     if is_short:
         waits = [Wait(0)] if late else []
         return [For(first, stages, tuple(before)), *waits, replace(loop, body=tuple(rest)), *ends]
-    step = (*rest, *begin, Wait(under_way, products=True)) if products else (*begin, *rest)
+    behind: list[Stmt] = [Wait(under_way, products=True)] if products else rest
+    step = [*rest, *begin] if products else begin
+    step += _around(behind, halves, ahead, loop, context)
     return [
         For(first, distance, tuple(before)),
-        For(loop.counter, loop.trips, (*wait, *step, *behind)),
+        For(loop.counter, loop.trips, (*wait, *step)),
         *([Wait(0)] if late else []),
         *ends,
     ]
 
 
-def _in_two(copy: Nest, context: Any) -> tuple[Nest, Nest]:
-    """(the nest that loads what a copy stores, the nest that stores it)."""
+def _around(
+    rest: Sequence[Stmt],
+    halves: Sequence[tuple[Nest, Nest]],
+    ahead: Affine,
+    loop: For,
+    context: Any,
+) -> list[Stmt]:
+    """Puts the halves of threads' copies around what a step computes; they are made for steps of the loop alone.
+
+    Each copy is on its way during other products: registers hold what one of them has loaded at a time.
+    """
+    if not halves:
+        return list(rest)
+    is_counted = isinstance(loop.trips, int)
+    place = ahead if is_counted else ahead - Affine.symbol(str(loop.trips))
+    ends = (0, loop.trips) if is_counted else (-UNBOUNDED, 0)
+    is_step, name = context.pool.in_range(place, *ends), context.names("%n")
+    test = Let(
+        name, context.op("convert_element_type", INT32, is_step, params={"new_dtype": INT32})
+    )
+    products = [at for at, stmt in enumerate(rest) if _is_product(stmt)] or [0]
+    starts = [products[number * len(products) // len(halves)] for number in range(len(halves))]
+    out: list[Stmt] = [test, *rest[: starts[0]]]
+    for (load, store), start, end in zip(halves, starts, [*starts[1:], len(rest)]):
+        none = tuple(replace(one, value=context.const(0, one.buf.dtype)) for one in load.stores)
+        nothing = replace(load, stores=none)
+        out += [If(name, ((nothing,), (load,))), *rest[start:end], If(name, ((), (store,)))]
+    return out
+
+
+def _is_product(stmt: Stmt) -> bool:
+    return isinstance(stmt, Nest) and any(reduction.is_product for reduction in stmt.reductions)
+
+
+def _in_two(copy: Nest, symbol: str, context: Any) -> tuple[Nest, Nest]:
+    """(the nest that loads what a copy stores, the nest that computes and stores it).
+
+    `symbol`: the loop's counter. What its steps load stays as it is until it has arrived, if registers for the elements
+    of the tile suffice for that; else what is made of it stays.
+    """
     (store,) = copy.stores
-    index = tuple(map(Affine.symbol, copy.dims))
-    scratch = context.new_buffer(tuple(copy.dims.values()), store.buf.dtype)
-    buf: Buf = replace(scratch, space="registers")
-    loaded = replace(store, value=context.pool.load(buf.dtype, buf, index))
+    index, pool = tuple(map(Affine.symbol, copy.dims)), context.pool
+
+    def held(expr: Expr, dtype: np.dtype) -> tuple[Store, Load]:
+        scratch = context.new_buffer(tuple(copy.dims.values()), dtype)
+        buf: Buf = replace(scratch, space="registers", layout=copy.by)
+        return Store(buf, index, expr), pool.load(dtype, buf, index)
+
+    loads = [load for load in copy.loads() if symbol in load.symbols]
+    if sum(load.buf.dtype.itemsize for load in loads) > MOST_BYTES_OF_A_POINT:
+        first, value = held(store.value, store.buf.dtype)
+        return replace(copy, stores=(first,)), replace(copy, stores=(replace(store, value=value),))
+    halves = {load: held(load, load.buf.dtype) for load in loads}
+    rest = pool.rewrite(store.value, lambda node: halves[node][1] if node in halves else None)
     return (
-        replace(copy, stores=(Store(buf, index, store.value),)),
-        replace(copy, stores=(loaded,)),
+        replace(copy, stores=tuple(first for first, _ in halves.values())),
+        replace(copy, stores=(replace(store, value=rest),)),
     )

@@ -36,6 +36,7 @@ from pbkern.lower.nest.ir import (
     every,
     nodes,
 )
+from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.lower.programs import ProgramText
 from pbkern.targets.simt.device import SHARED_SPACE, Nvidia
@@ -145,7 +146,7 @@ class _Lowering(ProgramText):
         )
         self.mappings = registers.mappings
         self.by_groups = any(
-            isinstance(stmt, Nest) and stmt.by is not None and stmt.by.instruction.row_bytes
+            isinstance(stmt, Nest) and isinstance(stmt.by, Tiling) and stmt.by.instruction.row_bytes
             for stmt in self._every()
         )
         self.slots = max(
@@ -480,6 +481,8 @@ class _Lowering(ProgramText):
                 is_product = any(reduction.is_product for reduction in stmt.reductions)
                 emit_tile = self.tiles.product if is_product else self.tiles.elementwise
                 emit_tile(block, stmt, by)
+            case Nest(by=Chunking() as by):
+                self.tiles.chunks(block, stmt, by)
             case Nest():
                 self.emitter.emit(block, stmt, self.mappings[id(stmt)])
             case AsyncCopy(body=body):

@@ -20,10 +20,11 @@ from pbkern.lower.nest import reductions
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.async_copies import copied
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Store
+from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.layout import Layout, Swizzle, bits_of_symbol
 from pbkern.lower.nest.tiles.layout import steps as steps_of
 from pbkern.lower.nest.tiles.tiling import Tiling
-from pbkern.targets.simt.schedule.copies import copied_at_once, copy_layout
+from pbkern.targets.simt.schedule.copies import copied_at_once
 
 from .expressions import SimtWalk
 from .nests import THREAD, SimtNestEmitter
@@ -32,6 +33,8 @@ from .nests import THREAD, SimtNestEmitter
 SHARED_POINTER = "!llvm.ptr<3>"
 # Type of pointers to arrays.
 GLOBAL_POINTER = "!llvm.ptr<1>"
+# Type of pointers to variables of a thread.
+LOCAL_POINTER = "!llvm.ptr"
 # Bytes of a register's word.
 REGISTER_BYTES = 4
 # Most matrices of one ldmatrix. Source: PTX ISA 8.7, section 9.7.14.5.15.
@@ -45,6 +48,12 @@ UNIT_BYTES = 16
 GROUP_PATTERN_ROWS = 8
 # A descriptor's bits that say that rows of 128 bytes are swizzled. Source: as UNIT_BYTES.
 SWIZZLE_128 = 1 << 62
+
+
+def shape_of(nest: Nest) -> tuple[int, int]:
+    """Rows and columns of a tile's copy."""
+    rows, columns = nest.dims.values()
+    return rows, columns
 
 
 @dataclass
@@ -159,25 +168,39 @@ class TileEmitter:
     def copies(self, block: Block, nests: Sequence[Nest]) -> None:
         """Begins one group of copies."""
         for nest in nests:
-            count = copied_at_once(nest)
-            layout = copy_layout(nest, count, self.threads)
-            walk = SimtWalk(nest, block, frozenset())
-            for step in range(layout.size("step")):
-                dims = dict(zip(nest.dims, self._places(layout, step=step)))
-                left = self.threads // layout.size("thread")
-                some = [self._has_place(layout)] if left > 1 else []
-                self.text.when_all(
-                    block,
-                    some,
-                    lambda inner, dims=dims, walk=walk, count=count: self._copy(
-                        walk, inner, dims, count
-                    ),
-                )
+            self._copies(block, nest, Chunking(copied_at_once(nest), self.threads))
         block.add("nvvm.cp.async.commit.group")
 
-    def _has_place(self, layout: Layout) -> str:
+    def _copies(self, block: Block, nest: Nest, by: Chunking) -> None:
+        walk = SimtWalk(nest, block, frozenset())
+
+        def copy(inner: Block, first: int) -> None:
+            self._copy(walk, inner, self._chunk_place(nest, by, first), by.count)
+
+        self._each_chunk(block, nest, by, copy)
+
+    def _each_chunk(
+        self, block: Block, nest: Nest, by: Chunking, emit_chunk: Callable[[Block, int], None]
+    ) -> None:
+        """Emits each of a thread's chunks, by its first register, where the thread has any."""
+        layout = by.held(shape_of(nest))
+
+        def emit_all(inner: Block) -> None:
+            for first in range(0, layout.size("register"), by.count):
+                emit_chunk(inner, first)
+
         size = self.text.index(layout.size("thread"))
-        return self._once("arith.cmpi", (THREAD, size), "index", " ult, %s, %s")
+        some = (
+            [self._once("arith.cmpi", (THREAD, size), "index", " ult, %s, %s")]
+            if layout.size("thread") < self.threads
+            else []
+        )
+        self.text.when_all(block, some, emit_all)
+
+    def _chunk_place(self, nest: Nest, by: Chunking, register: int) -> dict[str, Affine]:
+        """Row and column of one of a thread's points."""
+        places = self._places(by.held(shape_of(nest)), register=register)
+        return dict(zip(nest.dims, places))
 
     def _copy(self, walk: SimtWalk, block: Block, dims: dict[str, Affine], count: int) -> None:
         """A thread's chunk, or zeros where a test fails."""
@@ -186,7 +209,7 @@ class TileEmitter:
         assert source is not None, "verified"
         (load, tests), nbytes = source, count * store.buf.dtype.itemsize
         stage, place = self.nests.in_stage(store.buf, self._at(store, dims).index)
-        to = self._shared(block, store.buf, stage, place)
+        to = self._shared(block, store.buf, stage, place - place.const, place.const)
         far = self.text.affine(block, flat_index(load.buf, load.index))[1]
         at = put("arith.muli", (far, self.text.index(load.dtype.itemsize)), "index")
         start = self._moved(block, self._array(load.buf), at, GLOBAL_POINTER, "i64")
@@ -218,6 +241,49 @@ class TileEmitter:
         base, _, kind = self.nests.bases[buf.root]
         pointer = self._pointer(base, kind, "!llvm.ptr")
         return self._once("llvm.addrspacecast", (pointer,), f"!llvm.ptr to {GLOBAL_POINTER}")
+
+    # ---------------------------------------------------------------- copies by threads
+
+    def chunks(self, block: Block, nest: Nest, by: Chunking) -> None:
+        """Points of a nest by chunks, each of which is loaded and stored by whole vectors."""
+        inner = Block(block)
+        walk = self._walk(nest, by.held(shape_of(nest)), inner)
+        column = self._chunk_place(nest, by, 0)[list(nest.dims)[-1]]
+        walk.beside, walk.along = by.count, min(column.symbols, default="")
+        self._each_chunk(
+            inner, nest, by, lambda body, first: self._chunk(walk, body, nest, by, first)
+        )
+        block.take(inner)
+
+    def _chunk(self, walk: SimtWalk, block: Block, nest: Nest, by: Chunking, first: int) -> None:
+        count, b, slots = by.count, self.nests.builder(block), self.nests.placement.slots
+        points = [
+            self._point(nest, by.held(shape_of(nest)), first + number, {2: first + number})
+            for number in range(count)
+        ]
+        for store in nest.stores:
+            group = [point(store) for point in points]
+            values = [
+                b.to_storage(self.nests.value(walk, block, one.value), store.buf.dtype)
+                for one in group
+            ]
+            kind = mlir_type(storage_el(store.buf.dtype), count)
+            names = tuple(value.name for value in values)
+            vector = self.text.put(block, "vector.from_elements", names, kind)
+            if store.buf.space == "registers":
+                at = self._held_chunk(block, slots[store.buf], first)
+                block.add("llvm.store", (vector, at), f"{kind}, {LOCAL_POINTER}")
+                continue
+            stage, place = self.nests.in_stage(store.buf, group[0].index)
+            pointer = self._shared(block, store.buf, stage, place - place.const, place.const)
+            block.add("llvm.store", (vector, pointer), f"{kind}, {SHARED_POINTER}")
+
+    def _held_chunk(self, block: Block, slots: Buf, first: int) -> str:
+        """Pointer to elements that a thread holds, from the first one of a chunk on."""
+        start = self._pointer(slots.name, self.nests.placement.memref(slots), LOCAL_POINTER)
+        types = f"({LOCAL_POINTER}) -> {LOCAL_POINTER}, i8"
+        number = first * slots.dtype.itemsize
+        return self.text.put(block, "llvm.getelementptr", (start,), types, f" %s[{number}]")
 
     # ---------------------------------------------------------------- products
 
@@ -263,7 +329,7 @@ class TileEmitter:
 
     def _by_groups(self, block: Block, nest: Nest) -> None:
         (reduction,), (store,), by = nest.reductions, nest.stores, nest.by
-        assert by is not None
+        assert isinstance(by, Tiling)
         sums = [
             self._slot(block, store.buf, number).name for number in range(self._slots(store.buf))
         ]
@@ -339,6 +405,7 @@ class TileEmitter:
         (axes,) = [tuple(dims.index(dim) for position in index for dim in position.symbols)]
         strides = tuple(buf.strides[-2:][axes.index(axis)] for axis in range(2))
         flat, size = layout.flat(strides), buf.dtype.itemsize
+        start = sum(position.const * stride for position, stride in zip(index, buf.strides[-2:]))
         within = (REGISTER_BYTES // size).bit_length() - 1  # bits of a word's elements
         registers = [vector for (vector,) in flat.vectors("register")]
         lanes = [vector for (vector,) in flat.vectors("lane")]
@@ -349,7 +416,7 @@ class TileEmitter:
         elif size == 2 and lanes[2:] == [1, 2, 4]:
             rows, turned = [registers[0], *lanes[:2]], True
         else:
-            return self._by_elements(block, flat, buf, stage, step)
+            return self._by_elements(block, flat, buf, stage, start, step)
         words = registers[within:]
         matrices = words[: MOST_MATRICES.bit_length() - 1]
         sent = Layout.of(
@@ -362,7 +429,7 @@ class TileEmitter:
         for group in range(1 << (len(words) - len(matrices))):
             register = group << (within + len(matrices))
             (number,) = flat.place(register=register, step=step)
-            at = self._shared(block, buf, stage, place, number)
+            at = self._shared(block, buf, stage, place, start + number)
             loaded += self._matrices(block, at, 1 << len(matrices), turned)
         return loaded
 
@@ -407,7 +474,7 @@ class TileEmitter:
         ]
 
     def _by_elements(
-        self, block: Block, flat: Layout, buf: Buf, stage: Affine, step: int
+        self, block: Block, flat: Layout, buf: Buf, stage: Affine, start: int, step: int
     ) -> list[str]:
         """Words of elements that lie apart, each loaded by itself."""
         put, el = functools.partial(self.text.put, block), mlir_type(storage_el(buf.dtype))
@@ -415,7 +482,7 @@ class TileEmitter:
         values = []
         for register in range(flat.size("register")):
             (number,) = flat.place(register=register, step=step)
-            at = self._shared(block, buf, stage, place, number)
+            at = self._shared(block, buf, stage, place, start + number)
             values.append(put("llvm.load", (at,), f"{SHARED_POINTER} -> {el}"))
         return self._words(block, values, buf)
 
@@ -511,7 +578,7 @@ class TileEmitter:
 
     def _walk(self, nest: Nest, layout: Layout, block: Block) -> SimtWalk:
         """State of the nest of one thread's points, whose dimensions are bits of its number."""
-        spread = layout.only("lane", "warp").affine()
+        spread = layout.only("lane", "warp", "thread").affine()
         dims = {}
         for symbol in sorted({symbol for place in spread for symbol in place.symbols}):
             _, low, high = bits_of_symbol(symbol)

@@ -31,17 +31,17 @@ from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.edit.pipeline import pipelined
 from pbkern.lower.nest.edit.stage import staged
 from pbkern.lower.nest.ir import For, Nest, Op, Stmt, bodies, every, with_bodies
+from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.targets.simt.options import ThreadOptions
-from pbkern.targets.simt.schedule.copies import copied_at_once
 from pbkern.targets.simt.schedule.instructions import REGISTERS
-from pbkern.targets.simt.schedule.tiles import tiles
 
 from .products import (
     Context,
     MatrixProduct,
     by_groups,
+    in_chunks,
     matrix_product,
     ranges_of,
     stored_type,
@@ -165,15 +165,23 @@ class ContractTiles:
                 tuple(dims.values()), stored_type(arg.args[-1]), context, row.row_bytes
             )
             copy, inner = staged(inner, arg, buf, order, context.pool)
-            copies.append(replace(copy, stores=(replace(copy.stores[0], value=filled),)))
+            copies.append(in_chunks(copy, filled, context))
         if row.row_bytes and not all(map(_is_in_vectors, copies)):
             return None  # threads would need a register for each element of twice as many
-        whole = For(loop.counter, loop.trips, (*copies, replace(inner, by=by)))
+        inner = replace(inner, by=by)
+        is_async = [copy.by is None for copy in copies]
+        count = min(max(is_async.count(False), 1), step // row.shape[-1])
+        length = step // (1 if row.row_bytes else count)
+        parts = [
+            part(inner, depth, Affine((), number * length), length, context.pool)
+            for number in range(step // length)
+        ]
+        whole = For(loop.counter, loop.trips, (*copies, *parts))
         steps = pipelined(
             whole,
             stages,
             copies,
-            lambda copy: copied_at_once(copy) > 0,
+            lambda copy: copy.by is None,
             context,
             products=row.row_bytes > 0,
             under_way=under_way,
@@ -200,7 +208,7 @@ class ContractTiles:
 
 def _is_in_vectors(copy: Nest) -> bool:
     """Whether each thread copies several neighbours at once."""
-    return copied_at_once(copy) > 0 or bool(tiles(copy, copy.dims, 1))
+    return copy.by is None or (isinstance(copy.by, Chunking) and copy.by.count > 1)
 
 
 def _power_of_two(size: int, unit: int) -> int:

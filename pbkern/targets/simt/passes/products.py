@@ -15,10 +15,15 @@ from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.edit.inline import recomputed
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Op, Stmt, nodes
+from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.layout import BANK_ROW_BYTES, Panels, Swizzle
 from pbkern.targets.simt.options import ThreadOptions
-from pbkern.targets.simt.schedule.copies import WIDEST_COPY_BYTES
+from pbkern.targets.simt.schedule.copies import (
+    WIDEST_COPY_BYTES,
+    computed_at_once,
+    copied_at_once,
+)
 from pbkern.targets.simt.schedule.instructions import (
     GROUP_INSTRUCTIONS,
     WARP_INSTRUCTIONS,
@@ -149,6 +154,14 @@ def tile_buffer(
     if swizzle is not None and width < columns:
         swizzle = replace(swizzle, panels=Panels(shape[-2], columns, width))
     return replace(context.new_buffer(shape, dtype), space="shared", layout=swizzle)
+
+
+def in_chunks(copy: Nest, value: Expr, context: Context) -> Nest:
+    """The copy of a value to a tile, which threads share out by chunks where the device does not make it."""
+    nest = replace(copy, stores=(replace(copy.stores[0], value=value),))
+    if copied_at_once(nest):
+        return nest
+    return replace(nest, by=Chunking(computed_at_once(nest), context.options.threads))
 
 
 def ranges_of(sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:

@@ -42,9 +42,16 @@ from pbkern.lower.nest.ir import (
     with_nests,
 )
 from pbkern.lower.nest.tiles.tiling import Tiling
-from pbkern.targets.simt.schedule.copies import copied_at_once
 
-from .products import Context, MatrixProduct, matrix_product, ranges_of, stored_type, tile_buffer
+from .products import (
+    Context,
+    MatrixProduct,
+    in_chunks,
+    matrix_product,
+    ranges_of,
+    stored_type,
+    tile_buffer,
+)
 
 # Reductions along rows that lanes of a warp make together.
 ROW_REDUCTIONS = ("sum", "max", "min")
@@ -210,7 +217,7 @@ class _Writer:
 
     def begun(self, copies: Sequence[Nest]) -> list[Stmt]:
         """Copies that are there behind these statements."""
-        late = [copy for copy in copies if copied_at_once(copy)]
+        late = [copy for copy in copies if copy.by is None]
         threads: list[Stmt] = [copy for copy in copies if copy not in late]
         if late:
             threads += [AsyncCopy(tuple(late)), Wait(0)]
@@ -234,7 +241,7 @@ class _Writer:
                         loop,
                         self.stages,
                         moving,
-                        lambda copy: copied_at_once(copy) > 0,
+                        lambda copy: copy.by is None,
                         self.context,
                     )
                 else:
@@ -283,7 +290,7 @@ class _Writer:
             value = zero_filled(guarded(arg, context.pool), ranges, context)
             buf = tile_buffer(tuple(dims.values()), stored_type(arg), context)
             copy, total = staged(total, arg, buf, order, context.pool)
-            copies.append(replace(copy, stores=(replace(copy.stores[0], value=value),)))
+            copies.append(in_chunks(copy, value, context))
         return copies, [replace(part, by=by) for part in (zeros, total, last)]
 
 

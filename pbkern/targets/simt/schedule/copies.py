@@ -1,13 +1,13 @@
-"""Copies to tiles: how many neighbours a thread copies at once, and which threads copy what."""
+"""Copies to tiles: how many neighbours a thread copies at once."""
 
 from __future__ import annotations
 
 import math
 
+from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.async_copies import copied
-from pbkern.lower.nest.ir import Nest
-from pbkern.lower.nest.tiles.layout import Layout, steps
+from pbkern.lower.nest.ir import Gather, InRange, Load, Nest
 
 # Bytes of a thread's widest copy.
 # Source: PTX ISA 8.7, section 9.7.9.25.3.1, cp.async: cp-size is 4, 8 or 16.
@@ -24,28 +24,34 @@ def copied_at_once(nest: Nest) -> int:
     source = copied(nest)
     if source is None or source[0].buf.root.arena:
         return 0
-    load, tests = source
-    along, size = list(nest.dims)[-1], load.dtype.itemsize
-    numbers = [
-        nest.dims[along],
-        load.buf.size,
-    ]  # an array begins at a multiple of what divides its size
-    flat = flat_index(load.buf, load.index)
-    if flat.coefficient(along) != 1:
-        return 0
-    for place in (flat, *(test.affine for test in tests if along in test.symbols)):
-        numbers += [place.const, *(factor for symbol, factor in place.terms if symbol != along)]
-    numbers += [bound for test in tests if along in test.symbols for bound in (test.low, test.high)]
-    count = math.gcd(WIDEST_COPY_BYTES // size, *numbers)
-    return count if count * size >= NARROWEST_COPY_BYTES else 0
+    count = computed_at_once(nest)
+    return count if count * source[0].dtype.itemsize >= NARROWEST_COPY_BYTES else 0
 
 
-def copy_layout(nest: Nest, count: int, threads: int) -> Layout:
-    """(thread, step) -> (row, column) of the first of `count` neighbours: neighbouring threads copy along rows.
+def computed_at_once(nest: Nest) -> int:
+    """Neighbours of which a thread loads all that a nest stores by whole vectors, under the same tests; 1 if it cannot."""
+    along = list(nest.dims)[-1]
+    varying = [node for node in nest.nodes() if along in node.symbols]
+    loads = [node for node in varying if isinstance(node, Load | Gather)]
+    sizes = [load.buf.dtype.itemsize for load in loads] or [nest.stores[0].buf.dtype.itemsize]
+    numbers = [nest.dims[along]]
+    for load in loads:
+        if isinstance(load, Gather):
+            return 1
+        flat = flat_index(load.buf, load.index)
+        if flat.coefficient(along) != 1:
+            return 1
+        # An array begins at a multiple of what divides its size.
+        numbers += [load.buf.size, *_others(flat, along)]
+        if load.guard:
+            for place, size in zip(load.index, load.buf.shape):
+                numbers += [size, *_others(place, along)] if along in place.symbols else []
+    for test in varying:
+        if isinstance(test, InRange):
+            numbers += [test.low, test.high, *_others(test.affine, along)]
+    return math.gcd(WIDEST_COPY_BYTES // max(sizes), *numbers)
 
-    Bits of threads beyond the tile's chunks are not there: such threads copy nothing.
-    """
-    rows, columns = nest.dims.values()
-    vectors = (*steps(columns, count, 1), *steps(rows, 1, 0))
-    bits = threads.bit_length() - 1
-    return Layout.of(thread=vectors[:bits], step=vectors[bits:])
+
+def _others(place: Affine, along: str) -> list[int]:
+    """The constant of a place, and the factors of all its symbols but one."""
+    return [place.const, *(factor for symbol, factor in place.terms if symbol != along)]

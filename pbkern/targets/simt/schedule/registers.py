@@ -36,6 +36,7 @@ from pbkern.lower.nest.ir import (
     nodes,
     with_bodies,
 )
+from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.tiling import Tiling
 
 from .policy import ThreadPolicy
@@ -384,8 +385,8 @@ class _RegisterSearch:
 
 
 def slots_of(buf: Buf) -> Buf:
-    """The elements of an array in registers that each thread holds by its tiling, as a buffer."""
-    assert isinstance(buf.layout, Tiling)
+    """The elements of an array in registers that each thread holds by its layout, as a buffer."""
+    assert isinstance(buf.layout, Tiling | Chunking)
     return Buf(buf.name, (buf.layout.held(buf.shape).size("register"),), buf.dtype, arena=True)
 
 
