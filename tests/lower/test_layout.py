@@ -28,7 +28,9 @@ def test_every_element_of_an_operand_has_one_holder(name):
     m, n, k = row.shape
     for layout, shape in zip(row.layouts, ((m, k), (k, n), (m, n))):
         assert layout.shape == shape
-        assert layout.copies == 1
+        assert layout.copies == (
+            2 if name.startswith("wmma") and layout is not row.layouts[2] else 1
+        )
         places = layout.table(*layout.names).reshape(-1, 2)
         assert {tuple(place) for place in places} == set(itertools.product(*map(range, shape)))
 

@@ -5,7 +5,7 @@ import pytest
 
 import pbkern
 from pbkern.errors import InternalError, SimulationError
-from pbkern.targets.simt.schedule.instructions import WARP_INSTRUCTIONS
+from pbkern.targets.simt.schedule.instructions import MMA_INSTRUCTIONS
 
 from .registers import run, text
 
@@ -20,7 +20,7 @@ def words(layout, matrices: list[np.ndarray]) -> list[np.ndarray]:
     return list(np.concatenate(parts).reshape(THREADS, -1).view("u4").T)
 
 
-@pytest.mark.parametrize("row", WARP_INSTRUCTIONS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", MMA_INSTRUCTIONS, ids=lambda row: row.name)
 def test_products(row):
     rng = np.random.default_rng(0)
     m, n, k = row.shape

@@ -10,12 +10,9 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.targets.simt.backend import ThreadBackend
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.params import ThreadParams, of_kernel
-from pbkern.targets.simt.schedule.instructions import multiplied_matrices
 
 from .params import CompilerParams
 
-# Elements of a block's product from which on it has twice as many threads: 64 sums of 128 x 128 each.
-LARGE_PRODUCT = 1 << 14
 # Architectures with wgmma. Source: PTX ISA 8.7, section 9.7.15.5.2.
 WARPGROUP_ARCHITECTURES = ("sm_90a",)
 
@@ -31,16 +28,10 @@ class NvgpuBackend(ThreadBackend):
         p = of_kernel(kernel, self.params)
         build = super().build_options(kernel, options, program)
         tensor_cores = not options.polyblocks_gpu_no_tensor_core and not build.plain
-        largest = multiplied_matrices(kernel.body.jaxpr) if tensor_cores else 0
-        if p.num_warps is None and largest >= LARGE_PRODUCT:
-            build = dataclasses.replace(build, threads=2 * build.threads)
-        return dataclasses.replace(
-            build,
-            profile_space=p.profile_space,
-            profile_dir=p.profile_dir,
-            tensor_cores=tensor_cores,
-            warpgroups=tensor_cores and self.kind.architecture in WARPGROUP_ARCHITECTURES,
-            one_case=largest > 0,
+        build = dataclasses.replace(build, profile_space=p.profile_space, profile_dir=p.profile_dir)
+        has_groups = self.kind.architecture in WARPGROUP_ARCHITECTURES
+        return self.with_matrices(
+            build, kernel, tensor_cores=tensor_cores, warpgroups=tensor_cores and has_groups
         )
 
     def refused(self, params: ThreadParams) -> Mapping[str, str]:

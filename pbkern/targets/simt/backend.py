@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pbkern.core.errors import ScheduleError
 from pbkern.core.machine import MOST_BLOCK_THREADS
@@ -17,9 +18,12 @@ from .emit.kernel import ThreadFunction, emit
 from .options import ThreadOptions
 from .params import ThreadParams, of_kernel
 from .passes import THREAD_PASSES
+from .schedule.instructions import multiplied_matrices
 
 # Threads of a block where its author names no number: four warps of 32. Source: not recorded.
 DEFAULT_THREADS = 128
+# Elements of a block's product from which on it has twice as many threads: 64 sums of 128 x 128 each.
+LARGE_PRODUCT = 1 << 14
 
 
 class ThreadBackend:
@@ -69,6 +73,14 @@ class ThreadBackend:
             shared_bytes=self.kind.shared_bytes,
             barriers=not p.unsafe_no_auto_barriers,
         )
+
+    def with_matrices(self, build: ThreadOptions, kernel: Kernel, **has: Any) -> ThreadOptions:
+        """The options with what the device has of matrix instructions, which large products use with twice as many threads."""
+        build = dataclasses.replace(build, **has)
+        largest = multiplied_matrices(kernel.body.jaxpr, build)
+        if of_kernel(kernel, self.params).num_warps is None and largest >= LARGE_PRODUCT:
+            build = dataclasses.replace(build, threads=2 * build.threads)
+        return dataclasses.replace(build, one_case=largest > 0)
 
     def refused(self, params: ThreadParams) -> Mapping[str, str]:
         """Fields that ask for what is not done -> why."""

@@ -27,6 +27,7 @@ class VendorCode(Protocol):
         the launch.
       private: LLVM's number of the memory in which a function's own variables lie before they are
         registers.
+      copies_tiles: whether it copies to shared memory by itself, and loads matrices from there by one instruction.
       math: instructions in place of functions that all targets have.
     """
 
@@ -38,6 +39,8 @@ class VendorCode(Protocol):
     def declared_bytes(self) -> int: ...
     @property
     def private(self) -> int: ...
+    @property
+    def copies_tiles(self) -> bool: ...
     @property
     def math(self) -> MathTable: ...
 
@@ -131,6 +134,7 @@ class Nvidia:
     warp: int = 32
     declared_bytes: int = 48 << 10
     private: int = 0
+    copies_tiles: bool = True
 
     @property
     def math(self) -> MathTable:
@@ -175,6 +179,7 @@ class Amd:
     warp: int = 64
     declared_bytes: int = 64 << 10
     private: int = 5
+    copies_tiles: bool = False
 
     @property
     def math(self) -> MathTable:

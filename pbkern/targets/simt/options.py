@@ -41,6 +41,7 @@ class ThreadOptions(BuildOptions):
       approx_math: cheaper versions of functions.
       barriers: whether barriers are placed between statements that meet.
       tensor_cores: whether warps multiply matrices by one instruction (schedule/instructions.py).
+      mfma, wmma: whether warps of CDNA, or of RDNA 3, do (schedule/matrix_cores.py).
       warpgroups: whether groups of four warps multiply tiles of shared memory by one instruction.
       profile_space, profile_dir: events that each block records, and the folder of the traces.
     """
@@ -54,6 +55,8 @@ class ThreadOptions(BuildOptions):
     barriers: bool = True
     tensor_cores: bool = False
     warpgroups: bool = False
+    mfma: bool = False
+    wmma: bool = False
     profile_space: int = 0
     profile_dir: str = ""
 

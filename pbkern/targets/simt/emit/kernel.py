@@ -173,7 +173,11 @@ class _Lowering(ProgramText):
             self._barrier,
         )
         self.tiles = TileEmitter(
-            self.emitter, self.options.threads, self.options.device.warp, ARENA
+            self.emitter,
+            self.options.threads,
+            self.options.device.warp,
+            ARENA,
+            self.options.device.copies_tiles,
         )
         self.waits: set[int] = set()
         self.record = ""  # the parameter that times are stored to

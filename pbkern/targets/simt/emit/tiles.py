@@ -24,7 +24,7 @@ from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.layout import Layout, Swizzle, bits_of_symbol
 from pbkern.lower.nest.tiles.layout import steps as steps_of
 from pbkern.lower.nest.tiles.tiling import Tiling
-from pbkern.targets.simt.schedule.copies import copied_at_once
+from pbkern.targets.simt.schedule.copies import WIDEST_COPY_BYTES, copied_at_once
 
 from .expressions import SimtWalk
 from .nests import THREAD, SimtNestEmitter
@@ -33,8 +33,6 @@ from .nests import THREAD, SimtNestEmitter
 SHARED_POINTER = "!llvm.ptr<3>"
 # Type of pointers to arrays.
 GLOBAL_POINTER = "!llvm.ptr<1>"
-# Type of pointers to variables of a thread.
-LOCAL_POINTER = "!llvm.ptr"
 # Bytes of a register's word.
 REGISTER_BYTES = 4
 # Most matrices of one ldmatrix. Source: PTX ISA 8.7, section 9.7.14.5.15.
@@ -58,17 +56,27 @@ def shape_of(nest: Nest) -> tuple[int, int]:
 
 @dataclass
 class TileEmitter:
-    """Emits by the emitter of other nests. arena: name of the block's shared memory."""
+    """Emits by the emitter of other nests.
+
+    arena: name of the block's shared memory. has_matrices: whether lanes load matrices from there together (ldmatrix).
+    """
 
     nests: SimtNestEmitter
     threads: int
     warp: int
     arena: str
+    has_matrices: bool
 
     def __post_init__(self) -> None:
         self.text = self.nests.text
         self.put_top = functools.partial(self.text.put, self.text.top)
         self.known: dict[tuple, str] = {}
+
+    @property
+    def private_pointer(self) -> str:
+        """Type of pointers to a thread's own memory."""
+        private = self.nests.placement.private
+        return f"!llvm.ptr<{private}>" if private else "!llvm.ptr"
 
     # ---------------------------------------------------------------- places of threads
 
@@ -272,7 +280,7 @@ class TileEmitter:
             vector = self.text.put(block, "vector.from_elements", names, kind)
             if store.buf.space == "registers":
                 at = self._held_chunk(block, slots[store.buf], first)
-                block.add("llvm.store", (vector, at), f"{kind}, {LOCAL_POINTER}")
+                block.add("llvm.store", (vector, at), f"{kind}, {self.private_pointer}")
                 continue
             stage, place = self.nests.in_stage(store.buf, group[0].index)
             pointer = self._shared(block, store.buf, stage, place - place.const, place.const)
@@ -280,8 +288,8 @@ class TileEmitter:
 
     def _held_chunk(self, block: Block, slots: Buf, first: int) -> str:
         """Pointer to elements that a thread holds, from the first one of a chunk on."""
-        start = self._pointer(slots.name, self.nests.placement.memref(slots), LOCAL_POINTER)
-        types = f"({LOCAL_POINTER}) -> {LOCAL_POINTER}, i8"
+        start = self._pointer(slots.name, self.nests.placement.memref(slots), self.private_pointer)
+        types = f"({self.private_pointer}) -> {self.private_pointer}, i8"
         number = first * slots.dtype.itemsize
         return self.text.put(block, "llvm.getelementptr", (start,), types, f" %s[{number}]")
 
@@ -410,6 +418,8 @@ class TileEmitter:
         registers = [vector for (vector,) in flat.vectors("register")]
         lanes = [vector for (vector,) in flat.vectors("lane")]
         each = REGISTER_BYTES // size
+        if not self.has_matrices:
+            return self._by_elements(block, flat, buf, stage, start, step)
         in_order = registers[:within] == [1 << bit for bit in range(within)]
         if in_order and lanes[:2] == [each, 2 * each]:
             rows, turned = lanes[2:], False
@@ -476,15 +486,26 @@ class TileEmitter:
     def _by_elements(
         self, block: Block, flat: Layout, buf: Buf, stage: Affine, start: int, step: int
     ) -> list[str]:
-        """Words of elements that lie apart, each loaded by itself."""
+        """Words of elements, loaded by whole vectors where they follow one another, else each by itself."""
         put, el = functools.partial(self.text.put, block), mlir_type(storage_el(buf.dtype))
         (place,) = self._places(flat.only("lane", "warp"))
+        count = _neighbours(flat, WIDEST_COPY_BYTES // buf.dtype.itemsize)
+        words = count * buf.dtype.itemsize // REGISTER_BYTES
         values = []
-        for register in range(flat.size("register")):
+        for register in range(0, flat.size("register"), count if words else 1):
             (number,) = flat.place(register=register, step=step)
             at = self._shared(block, buf, stage, place, start + number)
-            values.append(put("llvm.load", (at,), f"{SHARED_POINTER} -> {el}"))
-        return self._words(block, values, buf)
+            kind = el if not words else "i32" if words == 1 else f"vector<{words}xi32>"
+            loaded = put("llvm.load", (at,), f"{SHARED_POINTER} -> {kind}")
+            values += (
+                [
+                    put("vector.extract", (loaded,), f"i32 from {kind}", f" %s[{word}]")
+                    for word in range(words)
+                ]
+                if words > 1
+                else [loaded]
+            )
+        return values if words else self._words(block, values, buf)
 
     # ---------------------------------------------------------------- registers
 
@@ -647,3 +668,19 @@ def _in_panels(place: Affine, width: int, far: int) -> Affine:
         tuple((symbol, factor // width * far) for symbol, factor in place.terms),
         place.const // width * far,
     )
+
+
+def _neighbours(flat: Layout, most: int) -> int:
+    """Elements of consecutive registers that follow one another, at a multiple of their number."""
+    registers = [vector for (vector,) in flat.vectors("register")]
+    bits = 0
+    while 1 << bits < most and registers[bits : bits + 1] == [1 << bits]:
+        bits += 1
+    apart = [
+        vector
+        for (vector,) in (*flat.vectors("lane"), *flat.vectors("warp"), *flat.vectors("step"))
+    ]
+    apart += registers[bits:]
+    while any(vector % (1 << bits) for vector in apart):
+        bits -= 1
+    return 1 << bits

@@ -35,7 +35,7 @@ from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.targets.simt.options import ThreadOptions
-from pbkern.targets.simt.schedule.instructions import REGISTERS
+from pbkern.targets.simt.schedule.instructions import REGISTERS, has_matrix_instructions
 
 from .products import (
     Context,
@@ -71,7 +71,7 @@ class ContractTiles:
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-        if not context.options.tensor_cores:
+        if not has_matrix_instructions(context.options):
             return list(stmts)
         readers = Counter(
             buf for stmt in every(stmts) if not bodies(stmt) for buf in effects.read([stmt])

@@ -159,7 +159,7 @@ def tile_buffer(
 def in_chunks(copy: Nest, value: Expr, context: Context) -> Nest:
     """The copy of a value to a tile, which threads share out by chunks where the device does not make it."""
     nest = replace(copy, stores=(replace(copy.stores[0], value=value),))
-    if copied_at_once(nest):
+    if context.options.device.copies_tiles and copied_at_once(nest):
         return nest
     return replace(nest, by=Chunking(computed_at_once(nest), context.options.threads))
 

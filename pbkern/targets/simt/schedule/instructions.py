@@ -1,4 +1,4 @@
-"""MATRIX_INSTRUCTIONS: products of fragments that the warps of NVIDIA's GPUs compute together.
+"""MATRIX_INSTRUCTIONS: products of fragments that the warps of GPUs compute together; here those of NVIDIA.
 
 Source: PTX ISA 8.7, sections 9.7.14.5.7 to 9.7.14.5.14, matrix fragments of mma.m16n8k8, m16n8k16 and m16n8k32; section
 9.7.15.5, wgmma.mma_async.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import ml_dtypes
 import numpy as np
 from jax.extend import core as jex
 
@@ -17,11 +16,8 @@ from pbkern.lower.mlir.operation import Emit, places
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.layout import Layout, Vector, steps
 
-FLOAT16 = np.dtype(np.float16)
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-FLOAT32 = np.dtype(np.float32)
-INT8 = np.dtype(np.int8)
-INT32 = np.dtype(np.int32)
+from .matrix_cores import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, MATRIX_CORES
+
 # Bits of a float32 that tf32 instructions read: sign, exponent and 10 bits of the fraction.
 # Source: PTX ISA 8.7, section 9.7.14.1, alternate floating point data formats.
 TF32_BITS = np.uint32(0xFFFFE000)
@@ -163,8 +159,10 @@ def _group_row(
     )  # fmt: skip
 
 
+# Instructions of one warp of NVIDIA's GPUs.
+MMA_INSTRUCTIONS = (MMA_F16, MMA_BF16, MMA_TF32, MMA_S8)
 # Instructions of one warp.
-WARP_INSTRUCTIONS = (MMA_F16, MMA_BF16, MMA_TF32, MMA_S8)
+WARP_INSTRUCTIONS = (*MMA_INSTRUCTIONS, *MATRIX_CORES)
 # Instructions of four warps, those of the most columns first.
 GROUP_INSTRUCTIONS = tuple(
     _group_row(kind, columns, operand, result, element)
@@ -180,9 +178,18 @@ MATRIX_INSTRUCTIONS: dict[str, ProductInstruction] = {
 }
 
 
-def multiplied_matrices(jaxpr: jex.Jaxpr) -> int:
-    """Elements of the largest product in a body whose types some row has; 0 where none is as large as one instruction's."""
-    rows = {row.operands: row.shape for row in WARP_INSTRUCTIONS if not row.reads}
+def has_matrix_instructions(options: object) -> bool:
+    """Whether some row is the device's."""
+    return any(row.is_available(options) for row in WARP_INSTRUCTIONS)
+
+
+def multiplied_matrices(jaxpr: jex.Jaxpr, options: object) -> int:
+    """Elements of the largest product in a body whose types some row of the device has; 0 where it fills no instruction."""
+    rows = {
+        row.operands: row.shape
+        for row in WARP_INSTRUCTIONS
+        if row.is_available(options) and not row.reads
+    }
     most = 0
     for equation in equations(jaxpr):
         if equation.primitive.name == "dot_general":
