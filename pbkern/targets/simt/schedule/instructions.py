@@ -5,6 +5,7 @@ Source: PTX ISA 8.7, sections 9.7.14.5.7 to 9.7.14.5.14, matrix fragments of mma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import ml_dtypes
@@ -104,13 +105,14 @@ MATRIX_INSTRUCTIONS: dict[str, ProductInstruction] = {
 
 
 def multiplied_matrices(jaxpr: jex.Jaxpr) -> int:
-    """Elements of the largest product in a body whose types some row has; 0 where none is as large as one instruction's."""
+    """Elements of the tiles of the largest product in a body whose types some row has; 0 where none fills one instruction."""
     rows = {row.operands: row.shape for row in MATRIX_INSTRUCTIONS.values() if not row.reads}
     most = 0
     for equation in equations(jaxpr):
-        if equation.primitive.name == "dot_general":
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
             shape = rows.get(tuple(np.dtype(operand.aval.dtype) for operand in equation.invars))
             size = equation.outvars[0].aval.size
             if shape and size >= shape[0] * shape[1]:
-                most = max(most, size)
+                sides = equation.outvars[0].aval.shape
+                most = max(most, math.prod(1 << (side - 1).bit_length() for side in sides))
     return most
