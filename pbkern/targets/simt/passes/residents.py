@@ -43,6 +43,7 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.nest.tiles.tiling import Tiling
 
+from .padded_rows import whole_rows
 from .products import (
     Context,
     MatrixProduct,
@@ -74,6 +75,7 @@ def resident_products(
     stages: steps of copies in shared memory at a time. most_words: registers of a thread for all arrays together.
     """
     plain = with_nests(stmts, lambda nest: [_without_single_dims(nest, context)])
+    plain = whole_rows(plain, context)
     residents = _residents(plain, context, most_words)
     if residents is None:
         return list(stmts)
