@@ -1,6 +1,7 @@
 """Both sides of each edit compute the same, on small random nests of odd sizes."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from pbkern.lower.nest.edit.accumulate import accumulated_in
 from pbkern.lower.nest.edit.fuse import are_independent, fused
 from pbkern.lower.nest.edit.grow import grown, in_steps, zero_filled
 from pbkern.lower.nest.edit.inline import inlined, recomputed, stored_at
+from pbkern.lower.nest.edit.join_loops import joined_loops
 from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.edit.pipeline import pipelined
 from pbkern.lower.nest.edit.relocate import relocated
@@ -29,6 +31,7 @@ from pbkern.lower.nest.edit.version import settled, versioned
 from pbkern.lower.nest.effects import Effects
 from pbkern.lower.nest.ir import AsyncCopy, Buf, Expr, For, Nest, Op, Stmt, Store, Wait, every
 from pbkern.lower.nest.parse import parse, program_text
+from pbkern.lower.nest.tiles.axes import row_major
 from pbkern.lower.nest.verify import verify
 
 # Rows, columns and depth of the programs below.
@@ -475,7 +478,7 @@ def in_stages(case: Case, size: int, stages: int, is_async) -> list[Stmt]:
     copies = []
     for arg, dims in zip(product.reductions[0].args, ("ik", "kj")):
         buf = case.context.new_buffer([product.dims[dim] for dim in dims], np.float32)
-        copy, product = staged(product, arg, buf, dims, case.pool)
+        copy, product = staged(product, arg, buf, [(dim,) for dim in dims], case.pool)
         copies.append(copy)
     loop = For(loop.counter, loop.trips, (*copies, product))
     if not stages:
@@ -536,3 +539,21 @@ prefetch 4 of %a1[0]
     assert Effects.of(*program.statements).written == {
         program.buffers[name] for name in ("%a0", "%a1", "%t0")
     }
+
+
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=3), st.integers(2, 5))
+@settings(max_examples=30, deadline=None)
+def test_loops_that_are_joined(around, trips):
+    """Each turn of the one loop is that of the others, in their order."""
+    case = Case(THROUGH_SCRATCH, (3, 4, 5))
+    sizes = (*around, trips)
+    array = case.context.new_buffer(sizes, np.int32)
+    counters = {f"%i{at}": size for at, size in enumerate(around)}
+    index = tuple(map(Affine.symbol, (*counters, "%o")))
+    number = row_major({**counters, "%o": trips})
+    store = Store(array, index, case.pool.index(np.int32, number))
+    nest = Nest({"i": 1}, stores=(store,))
+    loop = joined_loops(counters, For("%o", trips, (nest,)), case.context)
+    memory = interpret.NestMemory({})
+    interpret.run([loop], memory, {}, lambda *_: None)
+    np.testing.assert_array_equal(memory.read(array).ravel(), np.arange(math.prod(sizes)))

@@ -13,6 +13,7 @@ import pbkern.nvgpu
 from pbkern.lower.nest.ir import Nest, every
 from pbkern.targets.nvgpu import compile as codegen
 from pbkern.targets.nvgpu import ptxas
+from pbkern.targets.nvgpu.devices import device_kind
 from pbkern.targets.simt.emit.kernel import emit
 
 from .test_matrix_products import SM_80, nests_of, simulated
@@ -174,3 +175,99 @@ def test_attention_that_is_fused_is_one_kernel_without_scratch_in_memory():
     function = emit(nests, "k")
     assert function.shared_bytes == (64 * 64 + 2 * 2 * 64 * 64) * 2
     assert codegen.ptx(codegen.llvm_ir(function), SM_80).count("bar.sync") == 1
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Attention as a function: `groups` heads of queries share one of keys, which may be hidden or dropped."""
+
+    queries: int = 128
+    keys: int = 128
+    groups: int = 1
+    dtype: str = "bfloat16"
+    seen: str = "all"
+    dropped: float = 0.0
+
+    def kept(self, seed):
+        shape = self.groups, 2, self.queries, self.keys
+        return jax.random.bernoulli(jax.random.wrap_key_data(seed), 1 - self.dropped, shape)
+
+    def __call__(self, q, k, v, seed):
+        return self.attended(q, k, v, self.kept(seed) if self.dropped else None)
+
+    def attended(self, q, k, v, kept):
+        kind = jnp.promote_types(q.dtype, jnp.float32)
+        s = jnp.einsum("ghqd,hkd->ghqk", q, k, preferred_element_type=kind) * 0.125
+        row, key = (lax.broadcasted_iota(jnp.int32, s.shape, axis) for axis in (2, 3))
+        if self.seen != "all":
+            s = jnp.where(row >= key, s, -jnp.inf)
+        if self.seen == "window":
+            s = jnp.where(row - key < 70, s, -jnp.inf)
+        p = jax.nn.softmax(s, -1)
+        if kept is not None:
+            p = jnp.where(kept, p / (1 - self.dropped), 0)
+        return jnp.einsum("ghqk,hkd->ghqd", p.astype(q.dtype), v, preferred_element_type=kind)
+
+    def arrays(self):
+        rng = np.random.default_rng(0)
+        shapes = (self.groups, 2, self.queries, 64), *((2, self.keys, 64),) * 2
+        drawn = [rng.standard_normal(shape).astype(jnp.dtype(self.dtype)) for shape in shapes]
+        return [*drawn, np.array([1, 2], np.uint32)]
+
+    def wanted(self, q, k, v, seed):
+        kept = np.asarray(self.kept(seed)) if self.dropped else None
+        with jax.enable_x64(True):
+            wide = [jnp.asarray(np.asarray(x, np.float64)) for x in (q, k, v)]
+            return np.asarray(self.attended(*wide, kept))
+
+
+FUSED = {
+    "keys that 64 does not divide": Fused(64, 200),
+    "fewer keys than a tile": Fused(100, 50),
+    "one key more": Fused(128, 129, dtype="float16"),
+    "float32": Fused(128, 256, dtype="float32"),
+    "float32, ragged": Fused(64, 230, dtype="float32"),
+    "grouped heads": Fused(groups=3),
+    "causal, ragged": Fused(150, 150, seen="causal"),
+    "window": Fused(192, 192, seen="window"),
+    "dropout": Fused(64, 192, dropped=0.25),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_attention_as_a_function(name):
+    """Weights are rounded to 8 bits of bfloat16, or 11 of float16, and multiply values whose magnitudes add up to 4."""
+    case = FUSED[name]
+    arrays = case.arrays()
+    f = pbkern.jit(case.__call__, compile_options={"target": "nvgpu"})
+    assert f.as_text(*arrays, stage="ptx").count("mma.sync") > 32
+    got = np.asarray(pbkern.simulate(f, *arrays).results, np.float64)
+    step = 2.0**-8 if case.dtype == "bfloat16" else 2.0**-11
+    np.testing.assert_allclose(got, case.wanted(*arrays), rtol=0, atol=4 * step)
+
+
+@pytest.mark.parametrize("keys", [200, 1000, 1024])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rows_of_any_length_are_in_registers(keys, dtype):
+    types = [jax.ShapeDtypeStruct((16, 1024, 64), dtype)]
+    types += [jax.ShapeDtypeStruct((16, keys, 64), dtype)] * 2
+
+    def attend(q, k, v):
+        s = jnp.einsum("hqd,hkd->hqk", q, k, preferred_element_type=jnp.float32) * 0.125
+        p = jax.nn.softmax(s, -1).astype(q.dtype)
+        return jnp.einsum("hqk,hkd->hqd", p, v, preferred_element_type=jnp.float32)
+
+    (kernel,) = pbkern.jit(attend, compile_options={"target": "nvgpu"}).kernels(*types)
+    nests = nests_of(kernel)
+    leaves = [stmt for stmt in every(nests.cases[0].statements) if isinstance(stmt, Nest)]
+    touched = {access.buf for nest in leaves for access in (*nest.loads(), *nest.stores)}
+    in_memory = {buf for buf in touched if buf.arena and buf.space != "registers"}
+    operand = "float16" if dtype == "float32" else dtype
+    assert {buf.dtype.name for buf in in_memory} == {operand}, "operands alone"
+    function = emit(nests, "k")
+    assert function.global_bytes == 0
+    assert function.shared_bytes <= 100 << 10
+    if ptxas.find() is not None:
+        for architecture in ("sm_80", "sm_90a"):
+            text = codegen.ptx(codegen.llvm_ir(function), device_kind(architecture))
+            assert ptxas.assemble(text, architecture).spill_bytes == 0

@@ -54,7 +54,8 @@ def contraction_roles(eqn, sizes: Sizes) -> list[str]:
     spec = eqn.params["dimension_numbers"].out_spec
     names = ["space"] * rank
     places = math.prod(eqn.outvars[0].aval.shape[dim] for dim in spec[2:])
-    names[spec[0]], names[spec[1]] = "image" if places <= FEW_PLACES else "batch", "channel"
+    names[spec[0]] = "image" if places <= FEW_PLACES else "batch"
+    names[spec[1]] = "matrix column" if are_matrices(eqn, sizes) else "channel"
     first = spec[2] if rank > 2 else spec[0]
     if rank > 3:
         names[first] = "line"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -16,21 +17,31 @@ from .tiles.tiling import Tiling
 
 def copied(nest: Nest) -> tuple[Load, list[InRange]] | None:
     """(the load that a nest stores as it is, tests under which it does so); it stores zeros else. None: it computes."""
-    tests: list[InRange] = []
     if nest.reductions or len(nest.stores) != 1:
         return None
     (store,) = nest.stores
-    value: Expr = store.value
-    while isinstance(value, Op) and value.info.primitive == "select_n":
-        test, false, true = value.args[0], *value.args[1:]
-        if not (isinstance(test, InRange) and isinstance(false, Const) and false.value == 0):
-            return None
-        tests.append(test)
-        value = true
-    if not isinstance(value, Load) or store.mask is not None or store.guard:
+    source = masked_load(store.value)
+    if source is None or store.mask is not None or store.guard:
         return None
-    same = value.dtype == value.buf.dtype == store.buf.dtype
-    return (value, tests) if same else None
+    load, _ = source
+    return source if load.dtype == load.buf.dtype == store.buf.dtype else None
+
+
+def masked_load(value: Expr) -> tuple[Load, list[InRange]] | None:
+    """The load that an expression is where tests hold, and the tests; it is zero else. None: it is another one."""
+    tests: list[Any] = []
+    while is_mask(value):
+        tests.append(value.args[0])
+        value = value.args[-1]
+    return (value, tests) if isinstance(value, Load) else None
+
+
+def is_mask(value: Expr) -> bool:
+    """Whether an expression selects between zero and another one by a test of an index."""
+    if not isinstance(value, Op) or value.info.primitive != "select_n":
+        return False
+    test, false, _ = value.args
+    return isinstance(test, InRange) and isinstance(false, Const) and false.value == 0
 
 
 def is_product(nest: Nest) -> bool:

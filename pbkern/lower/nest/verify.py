@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 
 from .async_copies import copied, is_product
@@ -26,6 +25,7 @@ from .ir import (
     nodes,
     show,
 )
+from .tiles.axes import row_major, tile_axes, tile_shape
 from .tiles.chunking import Chunking
 from .tiles.tiling import Tiling
 
@@ -120,11 +120,12 @@ def _verify_nest(nest: Nest, known: set[str]) -> None:
 
 def _verify_chunks(nest: Nest, by: Chunking) -> None:
     """Checks that threads copy a tile by chunks, and hold what they touch of arrays in registers."""
-    index = tuple(map(Affine.symbol, nest.dims))
+    axes = tile_axes(nest)
+    index = tuple(map(row_major, axes))
     accesses = [(load.buf, load.index) for load in nest.loads()]
     accesses += [(store.buf, store.index) for store in nest.stores]
     wrong = ""
-    if nest.reductions or not by.fits(tuple(nest.dims.values())):
+    if nest.reductions or not by.fits(tile_shape(axes)):
         wrong = f"its points are not those of one tile by {by}"
     for buf, place in accesses:
         if buf.space == "registers" and (buf.layout != by or place != index):
@@ -137,19 +138,20 @@ def _verify_tiling(nest: Nest, by: Tiling) -> None:
     """Checks that the tile fits the instruction, and that threads hold what they touch of arrays in registers."""
     free = [dim for dim in nest.dims if dim not in nest.rdims]
     products = [reduction for reduction in nest.reductions if reduction.is_product]
-    shape = tuple(nest.dims.values())
+    axes = tile_axes(nest)
+    shape = tile_shape(axes)
     wrong = ""
-    if products and (len(free) != 2 or len(shape) != 3 or len(nest.reductions) != 1):
+    if products and (len(free) < 2 or len(nest.rdims) != 1 or len(nest.reductions) != 1):
         wrong = "a product has rows, columns, a depth and no other reduction"
-    elif products and not all(
-        dim not in arg.symbols for dim, arg in zip(reversed(free), products[0].args)
+    elif products and any(
+        dim in arg.symbols for axis, arg in zip(axes[1::-1], products[0].args) for dim in axis
     ):
         wrong = "the first operand has no columns, the second one no rows"
-    elif not products and (len(shape) > 2 or not set(nest.rdims) <= set(list(nest.dims)[1:])):
+    elif not products and not set(nest.rdims) <= set(list(nest.dims)[1:]):
         wrong = "its dimensions are rows and columns, of which columns may be reduced"
     elif not by.fits(shape):
         wrong = f"its tile of {shape} does not fit {by}"
-    ways = [tuple(map(Affine.symbol, list(nest.dims)[:count])) for count in (1, 2)]
+    ways = [tuple(map(row_major, axes[:count])) for count in (1, 2)]
     operands = nodes([arg for product in products for arg in product.args])
     accesses = [(load.buf, load.index) for load in nest.loads() if load not in operands]
     accesses += [(store.buf, store.index) for store in nest.stores]

@@ -38,10 +38,13 @@ class DecideIndexTests:
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        pool, cut_bytes = context.pool, context.options.cut_bytes
+        pool, options = context.pool, context.options
 
         def decided(nest: Nest, bounds: Bounds) -> list[Stmt]:
-            pieces = self._cut(simplified(nest, pool, bounds), pool, cut_bytes)
+            nest = simplified(nest, pool, bounds)
+            if options.one_case and all(store.buf.arena for store in nest.stores):
+                return [nest]  # what tiles are made of is read as a whole
+            pieces = self._cut(nest, pool, options.cut_bytes)
             return [simplified(piece, pool, bounds) for piece in pieces]
 
         return with_nests_within(stmts, context.bounds, decided)

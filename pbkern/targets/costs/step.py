@@ -111,7 +111,7 @@ def operations_per_element(eqn, machine: Machine) -> float:
 
 def step_price(step: Step, machine: Machine, sizes: Sizes) -> Price:
     eqn, name = step.eqn, step.eqn.primitive.name
-    streams = name == "dot_general" and are_matrices(eqn, sizes)
+    streams = name in CONTRACTIONS and are_matrices(eqn, sizes)
     table = eqn.invars[0 if name in LOOKUPS else 2] if name in LOOKUPS or name in SCATTERS else None
     return Price(
         _step_seconds(step, machine),

@@ -9,7 +9,9 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Nest, Store
 
 
-def accumulated_in(nest: Nest, buf: Buf, context: Any) -> tuple[Nest, Nest, Nest]:
+def accumulated_in(
+    nest: Nest, buf: Buf, context: Any, index: tuple[Affine, ...] = ()
+) -> tuple[Nest, Nest, Nest]:
     """(the nest that stores zeros, the one that adds the sum to them, the one that stores what is made of the sum).
 
         nest [i<8, j<4, k<9*]                    nest [i<8, j<4]
@@ -20,11 +22,13 @@ def accumulated_in(nest: Nest, buf: Buf, context: Any) -> tuple[Nest, Nest, Nest
                                                  nest [i<8, j<4]
                                                    y[i, j] = f(c[i, j])
 
+    `index`: where in the buffer the sum of a point is, a place of its own; by default at the point.
+
     Legal with one reduction by addition, in the type of the buffer, whose stores all come behind it.
     """
     (reduction,) = nest.reductions
     free = {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims}
-    index = tuple(map(Affine.symbol, free))
+    index = index or tuple(map(Affine.symbol, free))
     held = context.pool.load(buf.dtype, buf, index)
     accumulator = context.pool.accumulator(reduction.dtype, 0)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.lower.nest.async_copies import is_mask
 from pbkern.lower.nest.conditions.index_tests import UNBOUNDED, simplified
 from pbkern.lower.nest.ir import (
     INT32,
@@ -25,13 +27,14 @@ from pbkern.lower.nest.ir import (
     Store,
     Wait,
 )
+from pbkern.lower.nest.tiles.chunking import Chunking
 
 from .relocate import relocated
 from .rename import renamed
 
-# Bytes of what is loaded for a point of a tile that threads keep in registers through a step: a thread of 256 has 32 points of
-# two tiles of 128 x 32, and 128 registers, of which sums and operands take 88.
-MOST_BYTES_OF_A_POINT = 4
+# Bytes that a thread keeps as it has loaded them while a step computes: 16 of 128 registers, of which sums and operands
+# take 88.
+MOST_BYTES_AHEAD = 64
 
 
 def pipelined(
@@ -75,6 +78,8 @@ def pipelined(
 
     A loop of no more steps than stages makes all copies before it, and waits once.
 
+    Lets of the body that copies depend on are computed for their steps as well; they load nothing.
+
     Legal where the rest of the body reads what the copies store in the same step, nothing else touches their buffers,
     nothing in the loop stores to what they read, and what they read for steps behind the last one is masked.
     """
@@ -93,30 +98,46 @@ def pipelined(
         """A copy of the loop's own steps."""
         return simplified(copy, pool, context.bounds | steps)
 
-    def at(nest: Nest, step: Affine) -> Nest:
-        """A copy of another step, to buffers with stages."""
-        there = renamed(nest, {loop.counter: step}, nest.dims, pool)
-        (moved,) = relocated([there], rings.get, pool, lambda _, index: (step, *index))
-        return moved
+    lets = [stmt for stmt in loop.body if isinstance(stmt, Let)]
+    read = frozenset().union(*(symbols_of(copy) for copy in copies))
+    used = [let for let in lets if let.name in read]
+
+    def step_of(step: Affine) -> tuple[list[Let], Callable[[Nest], Nest]]:
+        """(Lets of another step, what takes copies to that step, to buffers with stages)."""
+        places, heads = {loop.counter: step}, []
+        for let in used:
+            heads.append(Let(context.names("%q"), pool.renamer(dict(places))(let.value)))
+            places[let.name] = Affine.symbol(heads[-1].name)
+
+        def at(nest: Nest) -> Nest:
+            there = renamed(nest, places, nest.dims, pool)
+            (moved,) = relocated([there], rings.get, pool, lambda _, index: (step, *index))
+            return moved
+
+        return heads, at
 
     late = [copy for copy in copies if is_async(copy)]
     threads = [copy for copy in copies if copy not in late]
     distance = stages - 1 - under_way
     first, ahead = context.names("%s"), now + distance
-    before: list[Stmt] = [
-        at(within(copy) if steps else copy, Affine.symbol(first)) for copy in threads
-    ]
+    heads, at_first = step_of(Affine.symbol(first))
+    before: list[Stmt] = [*heads, *(at_first(within(copy) if steps else copy) for copy in threads)]
+    heads, at_ahead = step_of(ahead)
+    moving = {loop.counter, *(head.name for head in heads)}
     wait: list[Stmt] = []
-    begin: list[Stmt] = []
+    begin: list[Stmt] = [*heads]
     if late:
-        before.append(AsyncCopy(tuple(at(copy, Affine.symbol(first)) for copy in late)))
+        before.append(AsyncCopy(tuple(map(at_first, late))))
         wait = [Wait(distance - 1)]
-        begin = [AsyncCopy(tuple(at(copy, ahead) for copy in late))]
-    halves = [_in_two(at(within(copy), ahead), loop.counter, context) for copy in threads]
+        begin.append(AsyncCopy(tuple(map(at_ahead, late))))
+    halves = [_in_two(at_ahead(within(copy)), moving, context) for copy in threads]
     readers = [stmt for stmt in loop.body if stmt not in copies]
     rest = relocated(readers, rings.get, pool, lambda _, index: (now, *index))
     ends: list[Stmt] = [Wait(0, products=True)] if products and (under_way or is_short) else []
-    rest = [AsyncProduct(tuple(rest))] if products else rest
+    if products:
+        heads_here = [stmt for stmt in rest if isinstance(stmt, Let)]
+        nests = tuple(stmt for stmt in rest if not isinstance(stmt, Let))
+        rest = [*heads_here, AsyncProduct(nests)]
     if is_short:
         waits = [Wait(0)] if late else []
         return [For(first, stages, tuple(before)), *waits, replace(loop, body=tuple(rest)), *ends]
@@ -157,7 +178,8 @@ def _around(
     for (load, store), start, end in zip(halves, starts, [*starts[1:], len(rest)]):
         none = tuple(replace(one, value=context.const(0, one.buf.dtype)) for one in load.stores)
         nothing = replace(load, stores=none)
-        out += [If(name, ((nothing,), (load,))), *rest[start:end], If(name, ((), (store,)))]
+        loads = [If(name, ((nothing,), (load,)))] if load.stores else []
+        out += [*loads, *rest[start:end], If(name, ((), (store,)))]
     return out
 
 
@@ -165,25 +187,43 @@ def _is_product(stmt: Stmt) -> bool:
     return isinstance(stmt, Nest) and any(reduction.is_product for reduction in stmt.reductions)
 
 
-def _in_two(copy: Nest, symbol: str, context: Any) -> tuple[Nest, Nest]:
+def symbols_of(nest: Nest) -> frozenset[str]:
+    """Symbols of all that a nest computes."""
+    return frozenset().union(*(expr.symbols for expr in nest.expressions()))
+
+
+def _in_two(copy: Nest, moving: Collection[str], context: Any) -> tuple[Nest, Nest]:
     """(the nest that loads what a copy stores, the nest that computes and stores it).
 
-    `symbol`: the loop's counter. What its steps load stays as it is until it has arrived, if registers for the elements
-    of the tile suffice for that; else what is made of it stays.
+    `moving`: symbols of the loop's step. What steps load stays as it is until it has arrived, if a thread has registers
+    for that; else what is made of it stays.
     """
     (store,) = copy.stores
-    index, pool = tuple(map(Affine.symbol, copy.dims)), context.pool
+    (_, *shape), (_, *index) = store.buf.shape, store.index  # without the stage
+    pool = context.pool
 
     def held(expr: Expr, dtype: np.dtype) -> tuple[Store, Load]:
-        scratch = context.new_buffer(tuple(copy.dims.values()), dtype)
+        scratch = context.new_buffer(shape, dtype)
         buf: Buf = replace(scratch, space="registers", layout=copy.by)
-        return Store(buf, index, expr), pool.load(dtype, buf, index)
+        return Store(buf, tuple(index), expr), pool.load(dtype, buf, tuple(index))
 
-    loads = [load for load in copy.loads() if symbol in load.symbols]
-    if sum(load.buf.dtype.itemsize for load in loads) > MOST_BYTES_OF_A_POINT:
+    loads = [load for load in copy.loads() if not load.symbols.isdisjoint(moving)]
+    points = math.prod(shape) // (copy.by.threads if isinstance(copy.by, Chunking) else 1)
+    if points * sum(load.buf.dtype.itemsize for load in loads) > MOST_BYTES_AHEAD:
         first, value = held(store.value, store.buf.dtype)
         return replace(copy, stores=(first,)), replace(copy, stores=(replace(store, value=value),))
-    halves = {load: held(load, load.buf.dtype) for load in loads}
+    readers: dict[Expr, list[Expr]] = {}
+    for node in copy.nodes():
+        for arg in node.args:
+            readers.setdefault(arg, []).append(node)
+
+    def with_masks(expr: Expr) -> Expr:
+        """A load with the masks that its one reader puts on it."""
+        (reader, *more) = readers.get(expr) or [expr]
+        is_masked = not more and is_mask(reader) and reader.args[-1] is expr
+        return with_masks(reader) if is_masked else expr
+
+    halves = {value: held(value, load.buf.dtype) for load in loads for value in (with_masks(load),)}
     rest = pool.rewrite(store.value, lambda node: halves[node][1] if node in halves else None)
     return (
         replace(copy, stores=tuple(first for first, _ in halves.values())),

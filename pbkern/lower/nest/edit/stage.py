@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Store
+from pbkern.lower.nest.tiles.axes import row_major
 
 Index = tuple[Affine, ...]
 
@@ -45,7 +46,9 @@ def copied(
     return Nest({name: span.size for name, span in spans.items()}, stores=(store,), at=at)
 
 
-def staged(nest: Nest, expr: Expr, buf: Buf, dims: Sequence[str], pool: Pool) -> tuple[Nest, Nest]:
+def staged(
+    nest: Nest, expr: Expr, buf: Buf, axes: Sequence[Sequence[str]], pool: Pool
+) -> tuple[Nest, Nest]:
     """(the nest that stores an expression of some of the dimensions, the nest that reads it).
 
                                               nest [i<8, k<9]
@@ -53,13 +56,16 @@ def staged(nest: Nest, expr: Expr, buf: Buf, dims: Sequence[str], pool: Pool) ->
           acc0 dot= f(a[i, k]), b[k, j]  ->   nest [i<8, j<4, k<9*]
                                                 acc0 dot= t[i, k], b[k, j]
 
-    `dims`: of the axes of the buffer, in order. Legal where the nest stores to nothing that the expression reads, and the
+    `axes`: the dimensions along each axis of the buffer, in order. Legal where the nest stores to nothing that the
+    expression reads, and the
     expression has no other dimensions of the nest.
     """
-    index = tuple(map(Affine.symbol, dims))
+    index = tuple(row_major({dim: nest.dims[dim] for dim in dims}) for dims in axes)
     value = pool.load(buf.dtype, buf, index)
     copy = Nest(
-        {dim: nest.dims[dim] for dim in dims}, stores=(Store(buf, index, expr),), at=nest.at
+        {dim: nest.dims[dim] for dims in axes for dim in dims},
+        stores=(Store(buf, index, expr),),
+        at=nest.at,
     )
     return copy, nest.mapped(pool.rewriter(lambda node: value if node is expr else None))
 

@@ -32,7 +32,7 @@ class Chunking:
         return shape[-1] % self.count == 0 and all(n > 0 and not n & (n - 1) for n in counts)
 
     @functools.cache  # noqa: B019 (few, and they live as long as the process)
-    def held(self, shape: tuple[int, int]) -> Layout:
+    def held(self, shape: tuple[int, ...]) -> Layout:
         """(register, thread) -> (row, column); registers: of a chunk, then of the thread's other chunks."""
         rows, columns = shape
         vectors = (*steps(columns, self.count, 1), *steps(rows, 1, 0))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -170,6 +171,24 @@ class Layout:
             for name, vectors in self.inputs
         )
         return Layout(inputs, 1)
+
+    def unfolded(self, sizes: Sequence[Sequence[int]]) -> Layout:
+        """The layout with several axes in place of each one: powers of two, the last of them the fastest."""
+        inputs = tuple(
+            (
+                name,
+                tuple(
+                    tuple(
+                        number // math.prod(axes[at + 1 :]) % size
+                        for number, axes in zip(vector, sizes)
+                        for at, size in enumerate(axes)
+                    )
+                    for vector in vectors
+                ),
+            )
+            for name, vectors in self.inputs
+        )
+        return Layout(inputs, sum(map(len, sizes)))
 
     def bank_ways(self, nbytes: int) -> int:
         """The factor by which an access takes longer than one without bank conflicts.

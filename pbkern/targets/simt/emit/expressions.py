@@ -128,7 +128,7 @@ class Expressions:
                 )
             case InRange():
                 i, low, high = expr.affine, expr.low, expr.high
-                if self._is_same_beside(walk, expr):
+                if self.is_same_beside(walk, expr):
                     i += -(i.const % walk.beside)
                 return Ssa(
                     self._within(block, self.text.affine(block, i)[1], low, high)
@@ -323,7 +323,7 @@ class Expressions:
             vectors,
         )
 
-    def _is_same_beside(self, walk: SimtWalk, test: InRange) -> bool:
+    def is_same_beside(self, walk: SimtWalk, test: InRange) -> bool:
         """Whether a test is the same for all neighbours of a whole vector."""
         numbers = [test.low, test.high]
         numbers += [factor for symbol, factor in test.affine.terms if symbol != walk.along]

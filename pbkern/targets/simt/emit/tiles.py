@@ -18,8 +18,10 @@ from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest import reductions
 from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.async_copies import copied
-from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Store
+from pbkern.lower.nest.async_copies import copied, masked_load
+from pbkern.lower.nest.conditions.index_tests import Folder
+from pbkern.lower.nest.ir import Buf, Expr, InRange, Load, Nest, Store
+from pbkern.lower.nest.tiles.axes import Axis, tile_axes, tile_shape
 from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.layout import Layout, Swizzle, bits_of_symbol
 from pbkern.lower.nest.tiles.layout import steps as steps_of
@@ -48,10 +50,9 @@ GROUP_PATTERN_ROWS = 8
 SWIZZLE_128 = 1 << 62
 
 
-def shape_of(nest: Nest) -> tuple[int, int]:
-    """Rows and columns of a tile's copy."""
-    rows, columns = nest.dims.values()
-    return rows, columns
+def _unfolded(nest: Nest, layout: Layout) -> Layout:
+    """The layout of a nest's tile with an axis for each of the nest's dimensions."""
+    return layout.unfolded([tuple(axis.values()) for axis in tile_axes(nest)][: layout.axes])
 
 
 @dataclass
@@ -191,7 +192,7 @@ class TileEmitter:
         self, block: Block, nest: Nest, by: Chunking, emit_chunk: Callable[[Block, int], None]
     ) -> None:
         """Emits each of a thread's chunks, by its first register, where the thread has any."""
-        layout = by.held(shape_of(nest))
+        layout = by.held(tile_shape(tile_axes(nest)))
 
         def emit_all(inner: Block) -> None:
             for first in range(0, layout.size("register"), by.count):
@@ -207,8 +208,12 @@ class TileEmitter:
 
     def _chunk_place(self, nest: Nest, by: Chunking, register: int) -> dict[str, Affine]:
         """Row and column of one of a thread's points."""
-        places = self._places(by.held(shape_of(nest)), register=register)
-        return dict(zip(nest.dims, places))
+        return self._tile_place(nest, by.held(tile_shape(tile_axes(nest))), register)
+
+    def _tile_place(self, nest: Nest, layout: Layout, register: int) -> dict[str, Affine]:
+        """The nest's dimensions at one of a thread's points of its tile."""
+        dims = [dim for axis in tile_axes(nest) for dim in axis]
+        return dict(zip(dims, self._places(_unfolded(nest, layout), register=register)))
 
     def _copy(self, walk: SimtWalk, block: Block, dims: dict[str, Affine], count: int) -> None:
         """A thread's chunk, or zeros where a test fails."""
@@ -255,7 +260,7 @@ class TileEmitter:
     def chunks(self, block: Block, nest: Nest, by: Chunking) -> None:
         """Points of a nest by chunks, each of which is loaded and stored by whole vectors."""
         inner = Block(block)
-        walk = self._walk(nest, by.held(shape_of(nest)), inner)
+        walk = self._walk(nest, by.held(tile_shape(tile_axes(nest))), inner)
         column = self._chunk_place(nest, by, 0)[list(nest.dims)[-1]]
         walk.beside, walk.along = by.count, min(column.symbols, default="")
         self._each_chunk(
@@ -265,12 +270,23 @@ class TileEmitter:
 
     def _chunk(self, walk: SimtWalk, block: Block, nest: Nest, by: Chunking, first: int) -> None:
         count, b, slots = by.count, self.nests.builder(block), self.nests.placement.slots
+        layout = by.held(tile_shape(tile_axes(nest)))
         points = [
-            self._point(nest, by.held(shape_of(nest)), first + number, {2: first + number})
+            self._point(nest, layout, first + number, {2: first + number})
             for number in range(count)
         ]
         for store in nest.stores:
             group = [point(store) for point in points]
+            source = masked_load(group[0].value)
+            tests = source[1] if source else []
+            is_held = store.buf.space == "registers"
+            is_whole = all(
+                walk.along not in test.symbols or self.nests.is_same_beside(walk, test)
+                for test in tests
+            )
+            if is_held and tests and is_whole:
+                self._masked_chunk(walk, block, group, tests, slots[store.buf], first)
+                continue
             values = [
                 b.to_storage(self.nests.value(walk, block, one.value), store.buf.dtype)
                 for one in group
@@ -286,6 +302,39 @@ class TileEmitter:
             pointer = self._shared(block, store.buf, stage, place - place.const, place.const)
             block.add("llvm.store", (vector, pointer), f"{kind}, {SHARED_POINTER}")
 
+    def _masked_chunk(
+        self,
+        walk: SimtWalk,
+        block: Block,
+        group: Sequence[Store],
+        tests: Sequence[InRange],
+        slots: Buf,
+        first: int,
+    ) -> None:
+        """Loads a whole vector to registers where tests hold, and nothing elsewhere."""
+        fold = Folder(self.nests.context.pool, self.nests.context.bounds)
+        for test in tests:
+            fold.assume(test)
+        kind = mlir_type(storage_el(slots.dtype), len(group))
+        conditions = [self.nests.value(walk, block, test).name for test in tests]
+        zero = self.nests.builder(block).c(0, storage_el(slots.dtype)).name
+
+        def store(inner: Block, names: Sequence[str]) -> None:
+            vector = self.text.put(inner, "vector.from_elements", tuple(names), kind)
+            at = self._held_chunk(inner, slots, first)
+            inner.add("llvm.store", (vector, at), f"{kind}, {self.private_pointer}")
+
+        def load(inner: Block) -> None:
+            b = self.nests.builder(inner)
+            sources = [masked_load(one.value) for one in group]
+            values = [
+                self.nests.value(walk, inner, fold(source[0])) for source in sources if source
+            ]
+            store(inner, [b.to_storage(value, slots.dtype).name for value in values])
+
+        every = self._all(block, conditions)
+        self.text.when(block, str(every), load, lambda inner: store(inner, [zero] * len(group)))
+
     def _held_chunk(self, block: Block, slots: Buf, first: int) -> str:
         """Pointer to elements that a thread holds, from the first one of a chunk on."""
         start = self._pointer(slots.name, self.nests.placement.memref(slots), self.private_pointer)
@@ -298,8 +347,8 @@ class TileEmitter:
     def product(self, block: Block, nest: Nest, by: Tiling) -> None:
         """Adds products of tiles in shared memory to sums in registers."""
         (reduction,), (store,) = nest.reductions, nest.stores
-        rows, columns, depth = nest.dims
-        shape = tuple(nest.dims.values())
+        rows, columns, depth = tile_axes(nest)
+        shape = tile_shape((rows, columns, depth))
         down, across, steps = by.repeats(shape)
         sums = [
             self._slot(block, store.buf, number).name for number in range(self._slots(store.buf))
@@ -341,8 +390,8 @@ class TileEmitter:
         sums = [
             self._slot(block, store.buf, number).name for number in range(self._slots(store.buf))
         ]
-        dims, put = tuple(nest.dims), functools.partial(self.text.put, block)
-        (down, across, steps), unit = by.repeats(tuple(nest.dims.values())), by.instruction.shape
+        axes, put = tile_axes(nest), functools.partial(self.text.put, block)
+        (down, across, steps), unit = by.repeats(tile_shape(axes)), by.instruction.shape
         bits = [
             steps_of(count * repeats * size, repeats * size, axis)
             for axis, (count, repeats, size) in enumerate(zip(by.warps, (down, across), unit))
@@ -355,10 +404,10 @@ class TileEmitter:
                 for column in range(across):
                     words = [
                         self._descriptor(
-                            block, by, arg, (side, dims[-1]), start + number * size, step * unit[-1]
+                            block, by, arg, axes[2], start + number * size, step * unit[-1]
                         )
-                        for arg, side, start, number, size in zip(
-                            reduction.args, dims, group, (row, column), unit
+                        for arg, start, number, size in zip(
+                            reduction.args, group, (row, column), unit
                         )
                     ]
                     at = (row * across + column) * each
@@ -367,7 +416,7 @@ class TileEmitter:
             self._keep(block, store.buf, number, value)
 
     def _descriptor(
-        self, block: Block, by: Tiling, arg: Expr, dims: tuple[str, str], first: Affine, deep: int
+        self, block: Block, by: Tiling, arg: Expr, depth: Axis, first: Affine, deep: int
     ) -> tuple[str, bool]:
         """Descriptor of the tile of a group's operand, and whether its rows run along the depth.
 
@@ -375,9 +424,8 @@ class TileEmitter:
         ISA 8.7, section 9.7.15.5.1.2.2, matrix descriptor, and its canonical layouts.
         """
         assert isinstance(arg, Load), "operands are staged"
-        buf, depth = arg.buf, dims[1]
-        last = arg.index[-1].symbols
-        along = depth in last
+        buf, last = arg.buf, arg.index[-1]
+        along = last.symbols <= depth.keys()
         size, row_bytes = buf.dtype.itemsize, by.instruction.row_bytes
         panel = row_bytes // size  # elements of a row
         rows = buf.shape[-2]
@@ -403,14 +451,14 @@ class TileEmitter:
         return put("arith.addi", (at, more), "i64"), along
 
     def _operand(
-        self, block: Block, layout: Layout, dims: tuple[str, str], arg: Expr, step: int
+        self, block: Block, layout: Layout, dims: tuple[Axis, Axis], arg: Expr, step: int
     ) -> list[str]:
         """Words of an operand's registers for one step along the depth."""
         assert isinstance(arg, Load), "operands are staged"
         buf = arg.buf
         index = arg.index[1:] if buf.circular else arg.index
         stage, _ = self.nests.in_stage(buf, arg.index)
-        (axes,) = [tuple(dims.index(dim) for position in index for dim in position.symbols)]
+        axes = [int(position.symbols <= dims[1].keys()) for position in index]
         strides = tuple(buf.strides[-2:][axes.index(axis)] for axis in range(2))
         flat, size = layout.flat(strides), buf.dtype.itemsize
         start = sum(position.const * stride for position, stride in zip(index, buf.strides[-2:]))
@@ -528,8 +576,12 @@ class TileEmitter:
         if nest.rdims or len(nest.dims) == 1:
             self._by_rows(block, nest, by)
             return
-        layout, rows = by.sums(*nest.dims.values()), next(iter(nest.dims.values()))
-        walk = self._walk(nest, layout, block)
+        shape = tile_shape(tile_axes(nest))
+        layout, rows = by.sums(*shape), shape[0]
+        inner = Block(
+            block
+        )  # what registers hold now, other nests have changed when they ask again
+        walk = self._walk(nest, layout, inner)
         for first in range(0, layout.size("register"), SUMS_BESIDE):
             points = []
             for register in range(first, first + SUMS_BESIDE):
@@ -538,10 +590,11 @@ class TileEmitter:
                 points.append([point(store) for store in nest.stores])
             for group in zip(*points):
                 if self._are_beside(walk.nest, group):
-                    self._store_beside(walk, block, group)
+                    self._store_beside(walk, inner, group)
                 else:
                     for store in group:
-                        self.nests.write(walk, block, store)
+                        self.nests.write(walk, inner, store)
+        block.take(inner)
 
     def _by_rows(self, block: Block, nest: Nest, by: Tiling) -> None:
         """Reductions along rows, and what rows have once: by the lanes that hold a row together."""
@@ -599,7 +652,7 @@ class TileEmitter:
 
     def _walk(self, nest: Nest, layout: Layout, block: Block) -> SimtWalk:
         """State of the nest of one thread's points, whose dimensions are bits of its number."""
-        spread = layout.only("lane", "warp", "thread").affine()
+        spread = _unfolded(nest, layout).only("lane", "warp", "thread").affine()
         dims = {}
         for symbol in sorted({symbol for place in spread for symbol in place.symbols}):
             _, low, high = bits_of_symbol(symbol)
@@ -616,7 +669,7 @@ class TileEmitter:
         slots: axes of an array -> which of the thread's registers belongs to the point.
         """
         pool, registers = self.nests.context.pool, self.nests.placement.slots
-        dims = dict(zip(nest.dims, self._places(layout, register=register)))
+        dims = self._tile_place(nest, layout, register)
         renamed = pool.renamer(dims)
 
         def place(buf: Buf) -> tuple[Affine, ...]:

@@ -48,14 +48,14 @@ THREAD_PASSES = (
         when=_reassociates,
     ),
     Pass(
-        "unswitch",
-        Unswitch(),
-        "of arrays between which a scalar selects, one is read",
-    ),
-    Pass(
         "contract",
         ContractTiles(),
         "products by matrix instructions, before their operands are staged in another way",
+    ),
+    Pass(
+        "unswitch",
+        Unswitch(),
+        "of arrays between which a scalar selects, one is read",
     ),
     Pass(
         "cut into strips",

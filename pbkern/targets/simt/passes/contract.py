@@ -25,12 +25,16 @@ from dataclasses import dataclass, replace
 from pbkern.core.affine import Affine
 from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
+from pbkern.lower.nest.conditions.index_tests import simplified
 from pbkern.lower.nest.edit.accumulate import accumulated_in
-from pbkern.lower.nest.edit.grow import grown, in_steps, zero_filled
+from pbkern.lower.nest.edit.grow import grown, guarded, in_steps, zero_filled
+from pbkern.lower.nest.edit.join_loops import joined_loops
 from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.edit.pipeline import pipelined
+from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.edit.stage import staged
 from pbkern.lower.nest.ir import For, Nest, Op, Stmt, bodies, every, with_bodies
+from pbkern.lower.nest.tiles.axes import row_major, tile_shape
 from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.tiling import Tiling
@@ -43,6 +47,7 @@ from .products import (
     by_groups,
     in_chunks,
     matrix_product,
+    power_of_two,
     ranges_of,
     stored_type,
     tile_buffer,
@@ -106,39 +111,49 @@ class ContractTiles:
                 whole = grown(nest, {dim: trips * size}, context)
                 nest = part(whole, dim, Affine.symbol(counter, size), size, context.pool)
                 loops.append((counter, trips))
-        statements = self.one_tile(replace(product, nest=nest), dict(loops), context)
+            if size == 1:
+                nest = _without(nest, {dim: Affine()}, context)
+        rows = tuple(dim for dim in product.rows if dim in nest.dims)
+        statements = self.one_tile(replace(product, nest=nest, rows=rows), dict(loops), context)
         for counter, trips in reversed(loops):
             statements = statements and [For(counter, trips, tuple(statements))]
         return statements
 
     def tile(self, product: MatrixProduct, options: ThreadOptions) -> dict[str, int]:
-        """Rows and columns of a tile: powers of two, of which threads have registers for the sums."""
-        rows, columns, _ = product.dims
-        height, width, _ = product.instruction.shape
-        sizes = {
-            rows: _power_of_two(product.nest.dims[rows], height),
-            columns: _power_of_two(product.nest.dims[columns], width),
-        }
+        """Sizes along dimensions that are not reduced: powers of two, of which threads have registers for the sums.
+
+        Dimensions that are neither rows nor columns are taken one by one.
+        """
+        nest, (height, width, _) = product.nest, product.instruction.shape
+        looped = {dim: 1 for dim in nest.dims if dim not in (*nest.rdims, *product.dims)}
+        rows = {dim: power_of_two(nest.dims[dim], 1) for dim in product.rows}
+        slowest = product.rows[0]
+        rows[slowest] = max(rows[slowest], rows[slowest] * height // math.prod(rows.values()))
+        columns = power_of_two(nest.dims[product.column], width)
         has_room = options.threads * (self.group_sums + self.other_registers) <= REGISTERS
         is_of_groups = product.instruction.row_bytes > 0
         most = self.group_sums if is_of_groups and has_room else self.most_sums
-        while math.prod(sizes.values()) > most * options.threads:
-            longest = rows if sizes[rows] > sizes[columns] else columns
-            sizes[longest] //= 2
-        return sizes
+        while (count := math.prod(rows.values())) * columns > most * options.threads:
+            if count > columns:
+                rows[next(dim for dim in rows if rows[dim] > 1)] //= 2
+            else:
+                columns //= 2
+        return {**looped, **rows, product.column: columns}
 
     def one_tile(
         self, product: MatrixProduct, counters: Mapping[str, int], context: Context
     ) -> list[Stmt] | None:
         """The statements of a tile; `counters`: of loops around it, with their trips."""
-        row, (rows, columns, depth) = product.instruction, product.dims
+        row, depth = product.instruction, product.depth
         sizes = self.tile(product, context.options)
+        axes = {dim: sizes[dim] for dim in product.rows}, {product.column: sizes[product.column]}
+        rows, columns = tile_shape(axes)
         size = row.operands[0].itemsize
-        deep = _power_of_two(product.nest.dims[depth], row.shape[-1])
+        deep = power_of_two(product.nest.dims[depth], row.shape[-1])
         step = row.row_bytes // size or min(self.depth_bytes // size, deep)
         options = context.options
-        by = self.tiling(row, (sizes[rows], sizes[columns], step), options)
-        step_bytes = (sizes[rows] + sizes[columns]) * step * size
+        by = self.tiling(row, (rows, columns, step), options)
+        step_bytes = (rows + columns) * step * size
         # Where two blocks share a multiprocessor, one multiplies while the other one waits.
         has_company = 2 * self.stages * step_bytes <= options.shared_bytes
         under_way = int(row.row_bytes > 0 and not has_company)
@@ -149,21 +164,28 @@ class ContractTiles:
             return None
         nest = grown(product.nest, sizes, context)
         sums = replace(
-            context.new_buffer(tuple(sizes.values()), row.accumulator), space="registers", layout=by
+            context.new_buffer((rows, columns), row.accumulator), space="registers", layout=by
         )
-        zeros, total, last = accumulated_in(nest, sums, context)
+        zeros, total, last = accumulated_in(nest, sums, context, tuple(map(row_major, axes)))
+        around = {
+            dim: (context.names("%o"), total.dims[dim]) for dim in total.rdims if dim != depth
+        }
+        total = _without(
+            total, {dim: Affine.symbol(name) for dim, (name, _) in around.items()}, context
+        )
+        trips = {**counters, **dict(around.values())}
         loop = in_steps(total, depth, step, context)
         (inner,) = loop.body
         assert isinstance(inner, Nest)
         args = inner.reductions[0].args
         copies = []
         for arg, order in zip(args, product.orders):
-            dims = {dim: inner.dims[dim] for dim in order}
-            filled = zero_filled(arg, context.bounds | ranges_of({**dims, **counters}), context)
+            dims = [{dim: inner.dims[dim] for dim in axis} for axis in order]
+            ranges = ranges_of({**dims[0], **dims[1], **trips})
+            filled = zero_filled(arg, context.bounds | ranges, context)
             assert isinstance(arg, Op), "a step's operand is masked"
-            buf = tile_buffer(
-                tuple(dims.values()), stored_type(arg.args[-1]), context, row.row_bytes
-            )
+            dtype = stored_type(arg.args[-1])
+            buf = tile_buffer(tile_shape(dims), dtype, context, row.row_bytes)
             copy, inner = staged(inner, arg, buf, order, context.pool)
             copies.append(in_chunks(copy, filled, context))
         if row.row_bytes and not all(map(_is_in_vectors, copies)):
@@ -177,6 +199,8 @@ class ContractTiles:
             for number in range(step // length)
         ]
         whole = For(loop.counter, loop.trips, (*copies, *parts))
+        if around:
+            whole, copies = self.joined(dict(around.values()), whole, copies, context)
         steps = pipelined(
             whole,
             stages,
@@ -187,6 +211,32 @@ class ContractTiles:
             under_way=under_way,
         )
         return [replace(zeros, by=by), *steps, replace(last, by=by)]
+
+    def joined(
+        self, around: Mapping[str, int], loop: For, copies: Sequence[Nest], context: Context
+    ) -> tuple[For, list[Nest]]:
+        """(one loop over windows and steps of the depth, its copies; the device's are zeros behind its last step)."""
+        bounds = context.bounds | ranges_of({**around, loop.counter: int(loop.trips)})
+        sure = [simplified(copy, context.pool, bounds) for copy in copies]
+        whole = joined_loops(
+            around, replace(loop, body=(*sure, *loop.body[len(copies) :])), context
+        )
+        is_step = context.pool.in_range(Affine.symbol(whole.counter), 0, int(whole.trips))
+        lets = len(whole.body) - len(loop.body)
+        masked = []
+        for copy in whole.body[lets : lets + len(copies)]:
+            assert isinstance(copy, Nest)
+            if copy.by is not None:
+                masked.append(copy)
+                continue
+            (store,) = copy.stores
+            value = guarded(store.value, context.pool)
+            zero = context.const(0, value.dtype)
+            masked.append(
+                replace(copy, stores=(replace(store, value=context.select(is_step, value, zero)),))
+            )
+        parts = whole.body[lets + len(copies) :]
+        return replace(whole, body=(*whole.body[:lets], *masked, *parts)), masked
 
     def tiling(
         self, row: ProductInstruction, shape: tuple[int, int, int], options: ThreadOptions
@@ -211,6 +261,8 @@ def _is_in_vectors(copy: Nest) -> bool:
     return copy.by is None or (isinstance(copy.by, Chunking) and copy.by.count > 1)
 
 
-def _power_of_two(size: int, unit: int) -> int:
-    """The unit times the smallest power of two that is not below a size."""
-    return unit << max(math.ceil(size / unit) - 1, 0).bit_length()
+def _without(nest: Nest, places: Mapping[str, Affine], context: Context) -> Nest:
+    """The nest at one place of some dimensions."""
+    dims = {dim: size for dim, size in nest.dims.items() if dim not in places}
+    rdims = tuple(dim for dim in nest.rdims if dim in dims)
+    return replace(renamed(nest, places, dims, context.pool), rdims=rdims)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,15 +36,27 @@ Context = NestContext[ThreadOptions]
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """A nest that a matrix instruction computes.
+    """A nest that a matrix instruction computes: of all dimensions that it has, tiles have rows, columns and a depth.
 
-    dims: rows, columns, depth. orders: dimensions of each operand's tile, that of neighbours in memory last.
+    rows: dimensions that are the rows of a tile together, such as the pixels of several lines, the slowest first. orders: the
+    dimensions along either axis of each operand's tile, those of neighbours in memory last.
     """
 
     nest: Nest
-    dims: tuple[str, str, str]
-    orders: tuple[tuple[str, str], tuple[str, str]]
+    rows: tuple[str, ...]
+    column: str
+    depth: str
+    orders: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     instruction: ProductInstruction
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return *self.rows, self.column, self.depth
+
+    @property
+    def is_one_tile(self) -> bool:
+        """Whether the nest has no other dimensions, and one of rows."""
+        return len(self.nest.dims) == 3
 
 
 def instruction_for(
@@ -63,58 +76,70 @@ def by_groups(product: MatrixProduct, options: ThreadOptions) -> list[MatrixProd
     each dimension of an instruction is used.
     """
     same = product.instruction.operands, product.instruction.accumulator
-    rows, columns, depth = product.dims
-    along = all(order[-1] == depth for order in product.orders)
+    sizes = product.nest.dims
+    extents = (
+        math.prod(sizes[dim] for dim in product.rows), sizes[product.column], sizes[product.depth],
+    )  # fmt: skip
+    along = all(order[-1] == (product.depth,) for order in product.orders)
     chosen = []
     for row in GROUP_INSTRUCTIONS:
         height, width, _ = row.shape
         size = row.operands[0].itemsize
-        deep = row.row_bytes // size
-        used = zip((rows, columns, depth), (height, width, deep))
+        units = height, width, row.row_bytes // size
         if (
             (row.operands, row.accumulator) == same
             and row.is_available(options)
             and (along or size == WIDEST_TURNED_BYTES)
-            and all(2 * product.nest.dims[dim] > unit for dim, unit in used)
+            and all(2 * extent > unit for extent, unit in zip(extents, units))
         ):
             chosen.append(replace(product, instruction=row))
     return chosen
 
 
 def matrix_product(nest: Nest, context: Context) -> MatrixProduct | None:
-    """The product that a nest is: of rows and columns over one depth, in the types of an instruction."""
-    single = [dim for dim, size in nest.dims.items() if size == 1 and dim not in nest.rdims]
-    left_out: dict[str, Affine] = dict.fromkeys(single[: max(len(nest.dims) - 3, 0)], Affine())
-    sizes = {dim: size for dim, size in nest.dims.items() if dim not in left_out}
-    nest = renamed(nest, left_out, sizes, context.pool) if left_out else nest
+    """The product that a nest is: of rows and columns over a depth, in the types of an instruction."""
     if len(nest.rdims) > 1 and nest.by is None:
         nest = collapse(nest, context.pool, context.aliases)
-    free = [dim for dim in nest.dims if dim not in nest.rdims]
-    if len(nest.reductions) != 1 or len(nest.rdims) != 1 or len(free) != 2 or nest.by is not None:
+    if len(nest.reductions) != 1 or nest.by is not None or nest.ordered or nest.moves():
         return None
-    (reduction,), (depth,) = nest.reductions, nest.rdims
-    if not reduction.is_plain_product or nest.ordered or nest.moves():
+    (reduction,) = nest.reductions
+    if not reduction.is_plain_product or any(store.inner for store in nest.stores):
         return None
-    if any(store.inner for store in nest.stores):
-        return None
-    sides = [[dim for dim in free if dim in arg.symbols] for arg in reduction.args]
-    if sorted(map(len, sides)) != [1, 1] or sides[0] == sides[1]:
-        return None
-    (rows,), (columns,) = sides
     loaded = {node.buf.root for node in nodes(reduction.args) if isinstance(node, Load | Gather)}
     if loaded & effects.written([nest]):
         return None  # tiles would be copied behind the stores of others
     reduction = reduction.mapped(narrowed)
-    operands = tuple(stored_type(arg) for arg in reduction.args)
-    row = instruction_for(operands, reduction.dtype, context.options)
-    if row is None:
-        return None
-    first, second = (
-        _order(arg, (side, depth)) for arg, side in zip(reduction.args, (rows, columns))
+    row = instruction_for(
+        tuple(stored_type(arg) for arg in reduction.args), reduction.dtype, context.options
     )
-    dims = {dim: nest.dims[dim] for dim in (rows, columns, depth)}
-    whole = replace(nest, dims=dims, reductions=(reduction,))
-    return MatrixProduct(whole, (rows, columns, depth), (first, second), row)
+    free = [dim for dim in nest.dims if dim not in nest.rdims]
+    first, second = (
+        [dim for dim in free if dim in arg.symbols and dim not in other.symbols]
+        for arg, other in zip(reduction.args, reversed(reduction.args))
+    )
+    if row is None or not first or not second or not nest.rdims:
+        return None
+    rows = [dim for dim in first if nest.dims[dim] > 1] or first[-1:]
+    column = max(second, key=nest.dims.__getitem__)
+    depth = max(nest.rdims, key=nest.dims.__getitem__)
+    if len(nest.dims) > 3 and 2 * nest.dims[depth] < row.shape[-1]:
+        return None  # most of what windows add would be zeros
+    single: dict[str, Affine] = {
+        dim: Affine()
+        for dim, size in nest.dims.items()
+        if size == 1 and dim not in (*rows, column, depth)
+    }
+    beside = {
+        dim: size
+        for dim, size in nest.dims.items()
+        if dim not in (*rows, column, depth) and dim not in single
+    }
+    dims = beside | {dim: nest.dims[dim] for dim in (*rows, column, depth)}
+    rdims = tuple(dim for dim in nest.rdims if dim in dims)
+    whole = renamed(replace(nest, reductions=(reduction,), rdims=rdims), single, dims, context.pool)
+    sides = (tuple(rows), (column,))
+    orders = tuple(_order(arg, side, depth) for arg, side in zip(whole.reductions[0].args, sides))
+    return MatrixProduct(whole, tuple(rows), column, depth, orders, row)
 
 
 def narrowed(expr: Expr) -> Expr:
@@ -132,13 +157,16 @@ def stored_type(expr: Expr) -> np.dtype:
     return expr.buf.dtype if isinstance(expr, Load) else expr.dtype
 
 
-def _order(expr: Expr, dims: tuple[str, str]) -> tuple[str, str]:
-    """The dimension along which most loads go to neighbours last."""
+def _order(
+    expr: Expr, side: tuple[str, ...], depth: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The axes of an operand's tile, that along which most loads go to neighbours last."""
     loads = [node for node in nodes([expr]) if isinstance(node, Load)]
-    first, second = (
-        sum(abs(flat_coefficient(load.buf, load.index, dim)) == 1 for load in loads) for dim in dims
+    along_side, along_depth = (
+        sum(abs(flat_coefficient(load.buf, load.index, dim)) == 1 for load in loads)
+        for dim in (side[-1], depth)
     )
-    return dims if second >= first else (dims[1], dims[0])
+    return (side, (depth,)) if along_depth >= along_side else ((depth,), side)
 
 
 def tile_buffer(
@@ -164,6 +192,11 @@ def in_chunks(copy: Nest, value: Expr, context: Context) -> Nest:
     return replace(nest, by=Chunking(computed_at_once(nest), context.options.threads))
 
 
+def power_of_two(size: int, unit: int) -> int:
+    """The unit times the smallest power of two that is not below a size."""
+    return unit << max(math.ceil(size / unit) - 1, 0).bit_length()
+
+
 def ranges_of(sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """Smallest and largest value of dimensions."""
     return {dim: (0, size - 1) for dim, size in sizes.items()}
@@ -181,25 +214,36 @@ def with_operands(
         if not isinstance(reader, Nest) or not any(r.is_plain_product for r in reader.reductions):
             continue
         inside, written = reader, effects.written([reader])
-        makers: list[Nest] = []
-        for maker in reversed(statements[:at]):
-            if isinstance(maker, Nest) and _is_operand(maker, inside, readers, context):
-                candidate = recomputed(maker, inside, context.pool)
-                touched = effects.read([maker]) | effects.written([maker])
+        left: dict[int, list[Nest]] = {}  # position of a maker -> the nest of what it stores beside
+        for position in reversed(range(at)):
+            maker = statements[position]
+            if isinstance(maker, Nest) and (wanted := _operands(maker, inside, readers, context)):
+                candidate = recomputed(wanted, inside, context.pool)
+                touched = effects.read([wanted]) | effects.written([wanted])
                 if candidate is not None and not touched & written:
-                    inside, makers = candidate, [*makers, maker]
+                    inside = candidate
+                    beside = tuple(x for x in maker.stores if x not in wanted.stores)
+                    left[position] = [replace(maker, stores=beside)] if beside else []
             written |= effects.written([maker])
-        if makers and matrix_product(inside, context):
+        if left and matrix_product(inside, context):
             statements[at] = inside
-            remaining = [stmt for stmt in statements if not any(stmt is maker for maker in makers)]
+            remaining = [one for n, stmt in enumerate(statements) for one in left.get(n, [stmt])]
             return with_operands(remaining, readers, context)
     return statements
 
 
-def _is_operand(maker: Nest, reader: Nest, readers: Mapping[Buf, int], context: Context) -> bool:
-    """Whether a nest reads what another one stores, and no other nest does."""
+def _operands(
+    maker: Nest, reader: Nest, readers: Mapping[Buf, int], context: Context
+) -> Nest | None:
+    """The part of a nest that is for another one alone."""
     loaded = {load.buf for load in reader.loads()}
-    stored = {store.buf for store in maker.stores}
-    return bool(stored & loaded) and all(
-        buf.arena and buf not in context.persistent and readers.get(buf) == 1 for buf in stored
+    stores = tuple(
+        store
+        for store in maker.stores
+        if store.buf in loaded
+        and store.buf.arena
+        and store.buf not in context.persistent
+        and readers.get(store.buf) == 1
     )
+    is_plain = len(stores) == len(maker.stores) or not maker.reductions
+    return replace(maker, stores=stores) if stores and is_plain else None

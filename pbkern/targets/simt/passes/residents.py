@@ -43,6 +43,7 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.nest.tiles.tiling import Tiling
 
+from .padded_rows import whole_rows
 from .products import (
     Context,
     MatrixProduct,
@@ -74,6 +75,7 @@ def resident_products(
     stages: steps of copies in shared memory at a time. most_words: registers of a thread for all arrays together.
     """
     plain = with_nests(stmts, lambda nest: [_without_single_dims(nest, context)])
+    plain = whole_rows(plain, context)
     residents = _residents(plain, context, most_words)
     if residents is None:
         return list(stmts)
@@ -109,7 +111,7 @@ def _residents(stmts: Sequence[Stmt], context: Context, most_words: int) -> Resi
     products = {
         id(nest): product
         for nest in nests
-        if (product := matrix_product(nest, context)) is not None
+        if (product := matrix_product(nest, context)) is not None and product.is_one_tile
     }
     instructions = {product.instruction.name: product.instruction for product in products.values()}
     if len(instructions) != 1:
@@ -182,7 +184,7 @@ def _stays(nest: Nest, buf: Buf, product: MatrixProduct | None, by: Tiling) -> b
 def _is_first_operand(product: MatrixProduct, buf: Buf, by: Tiling) -> bool:
     """Whether an array is the first operand as it is, and lanes hold what the instruction takes of it."""
     arg = product.nest.reductions[0].args[0]
-    rows, _, depth = product.dims
+    (rows,), depth = product.rows, product.depth
     return (
         isinstance(arg, Load)
         and arg.buf is buf
@@ -276,8 +278,8 @@ class _Writer:
         """(copies of operands to tiles, the nests of the product)."""
         context, by = self.context, self.residents.by
         nest = self.in_registers(product.nest)
-        rows, columns, _ = product.dims
-        shape = nest.dims[rows], nest.dims[columns]
+        (rows,) = product.rows
+        shape = nest.dims[rows], nest.dims[product.column]
         accumulator = product.instruction.accumulator
         sums = replace(context.new_buffer(shape, accumulator), space="registers", layout=by)
         zeros, total, last = accumulated_in(nest, sums, context)
@@ -285,7 +287,7 @@ class _Writer:
         for arg, order in zip(total.reductions[0].args, product.orders):
             if isinstance(arg, Load) and arg.buf.space == "registers":
                 continue
-            dims = {dim: total.dims[dim] for dim in order}
+            dims = {dim: total.dims[dim] for axis in order for dim in axis}
             ranges = self.bounds | ranges_of(dims)
             value = zero_filled(guarded(arg, context.pool), ranges, context)
             buf = tile_buffer(tuple(dims.values()), stored_type(arg), context)

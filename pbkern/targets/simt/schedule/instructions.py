@@ -6,6 +6,7 @@ Source: PTX ISA 8.7, sections 9.7.14.5.7 to 9.7.14.5.14, matrix fragments of mma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -184,7 +185,7 @@ def has_matrix_instructions(options: object) -> bool:
 
 
 def multiplied_matrices(jaxpr: jex.Jaxpr, options: object) -> int:
-    """Elements of the largest product in a body whose types some row of the device has; 0 where it fills no instruction."""
+    """Elements of the tiles of the largest product in a body whose types some row has; 0 where none fills an instruction."""
     rows = {
         row.operands: row.shape
         for row in WARP_INSTRUCTIONS
@@ -192,9 +193,10 @@ def multiplied_matrices(jaxpr: jex.Jaxpr, options: object) -> int:
     }
     most = 0
     for equation in equations(jaxpr):
-        if equation.primitive.name == "dot_general":
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
             shape = rows.get(tuple(np.dtype(operand.aval.dtype) for operand in equation.invars))
             size = equation.outvars[0].aval.size
             if shape and size >= shape[0] * shape[1]:
-                most = max(most, size)
+                sides = equation.outvars[0].aval.shape
+                most = max(most, math.prod(1 << (side - 1).bit_length() for side in sides))
     return most
