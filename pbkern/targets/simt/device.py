@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -26,7 +27,6 @@ class VendorCode(Protocol):
         the launch.
       private: LLVM's number of the memory in which a function's own variables lie before they are
         registers.
-      math: instructions in place of functions that all targets have.
     """
 
     @property
@@ -37,8 +37,8 @@ class VendorCode(Protocol):
     def declared_bytes(self) -> int: ...
     @property
     def private(self) -> int: ...
-    @property
-    def math(self) -> MathTable: ...
+    def math(self, approx: bool) -> MathTable:
+        """Instructions in place of functions that all targets have; `approx`: also such as are less exact."""
 
     def thread(self, put: Emit) -> str:
         """i32: number of the thread in its block."""
@@ -56,20 +56,43 @@ class VendorCode(Protocol):
         """
 
 
+@dataclass(frozen=True)
 class NvidiaMath:
-    """Instructions of sm_80 and newer. Source: PTX ISA 8.7, section 9.7.9.21, cvt: bf16 with subnormals, one NaN."""
+    """Instructions of sm_80 and newer. Source: PTX ISA 8.7, section 9.7.9.21, cvt: bf16 with subnormals, one NaN.
+
+    approx: exp within 2**-17 of itself and without subnormals, tanh within 2**-10.9. Source: section 9.7.3, ex2 and tanh.
+    """
+
+    approx: bool
 
     def lookup(self, function: str, el: str) -> Callable[[Any, Any], Any] | None:
-        return _rounded_to_bf16 if (function, el) == ("bf16", "f32") else None
+        if (function, el) == ("bf16", "f32"):
+            return _rounded_to_bf16
+        return APPROXIMATE.get(function) if self.approx and el == "f32" else None
+
+
+def _approximate(instruction: str, factor: float = 1.0) -> Callable[[Builder, Ssa], Ssa]:
+    """The function of float32 that an instruction computes of so many times its operand."""
+
+    def emit(b: Builder, x: Ssa) -> Ssa:
+        scaled = x if factor == 1 else b.mul(x, b.c(factor, x.el))
+        syntax = f' "{instruction} $0, $1;", "=f,f" %s'
+        return x._replace(name=b.emit("llvm.inline_asm", (scaled.name,), "(f32) -> f32", syntax))
+
+    return emit
+
+
+APPROXIMATE = {
+    "exp": _approximate("ex2.approx.ftz.f32", math.log2(math.e)),
+    "exp2": _approximate("ex2.approx.ftz.f32"),
+    "tanh": _approximate("tanh.approx.f32"),
+}
 
 
 def _rounded_to_bf16(b: Builder, x: Ssa) -> Ssa:
     """Rounds by cvt.rn.bf16; elsewhere bfloat16 is an integer of 16 bits."""
     narrow = b.emit("arith.truncf", (x.name,), "f32 to bf16")
     return x._replace(name=b.emit("arith.bitcast", (narrow,), "bf16 to i16"), el="bf16")
-
-
-NVIDIA_MATH = NvidiaMath()
 
 
 @dataclass(frozen=True)
@@ -84,9 +107,8 @@ class Nvidia:
     declared_bytes: int = 48 << 10
     private: int = 0
 
-    @property
-    def math(self) -> MathTable:
-        return NVIDIA_MATH
+    def math(self, approx: bool) -> MathTable:
+        return NvidiaMath(approx)
 
     def thread(self, put: Emit) -> str:
         return put("nvvm.read.ptx.sreg.tid.x", (), "i32")
@@ -128,8 +150,7 @@ class Amd:
     declared_bytes: int = 64 << 10
     private: int = 5
 
-    @property
-    def math(self) -> MathTable:
+    def math(self, approx: bool) -> MathTable:
         return SHARED
 
     def thread(self, put: Emit) -> str:

@@ -21,6 +21,7 @@ FLOAT16 = np.dtype(np.float16)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT32 = np.dtype(np.float32)
 INT8 = np.dtype(np.int8)
+UINT8 = np.dtype(np.uint8)
 INT32 = np.dtype(np.int32)
 # Bits of a float32 that tf32 instructions read: sign, exponent and 10 bits of the fraction.
 # Source: PTX ISA 8.7, section 9.7.14.1, alternate floating point data formats.
@@ -99,8 +100,9 @@ MMA_BF16 = _row("mma.m16n8k16.bf16", "bf16", BFLOAT16, FLOAT32, "i32", "f32")
 # Reads the highest 19 bits of its operands.
 MMA_TF32 = _row("mma.m16n8k8.tf32", "tf32", FLOAT32, FLOAT32, "i32", "f32")
 MMA_S8 = _row("mma.m16n8k32.s8", "s8", INT8, INT32, "i32", "i32")
+MMA_U8 = _row("mma.m16n8k32.u8", "u8", UINT8, INT32, "i32", "i32")
 MATRIX_INSTRUCTIONS: dict[str, ProductInstruction] = {
-    row.name: row for row in (MMA_F16, MMA_BF16, MMA_TF32, MMA_S8)
+    row.name: row for row in (MMA_F16, MMA_BF16, MMA_TF32, MMA_S8, MMA_U8)
 }
 
 
