@@ -12,7 +12,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core import fallback
-from pbkern.core.errors import InternalError, KernelError
+from pbkern.core.errors import InternalError, KernelError, OptionError
 from pbkern.core.jaxprs import literal_value
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks
@@ -21,6 +21,7 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 from pbkern.frontends.jax.call import call_p
 from pbkern.simulate.counts import Counts
+from pbkern.targets.amdgpu import devices as amd_devices
 
 from .decorators import JitFunction
 from .pipeline import build_kernel, compile_programs
@@ -66,16 +67,22 @@ def simulate(
       *args: its arguments.
       device: "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120", or a product such as "h100".
         Default: that of a decorated function's compile_options, else "sm_90a".
-      check: races, and reads of shared memory before a store, are found. Default True.
+      check: races, and reads of shared memory and registers before a store, are found. Default True.
       **kwargs: its named arguments.
     Raises SimulationError where threads race, wait for ever, are not together, or leave their
-    arrays; UnsupportedOp, OptionError.
+    arrays; UnsupportedOp; OptionError, for devices of AMD as well: their code is not simulated.
 
     Examples:
       >>> simulation = pbkern.simulate(jnp.cumsum, np.ones(8, np.float32), device="h100")
       >>> simulation.results.tolist()
       [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     """
+    if device is not None and device.lower() in (*amd_devices.KINDS, *amd_devices.NAMES):
+        raise OptionError(
+            "code for AMD GPUs cannot be simulated",
+            why=f"the simulator runs PTX, and `{device}` does not",
+            hint=f"device={DEFAULT_DEVICE!r}, or any other device of NVIDIA",
+        )
     options = CompileOptions(target="nvgpu", device=device or DEFAULT_DEVICE)
     if not callable(f) and not isinstance(f, Kernel):
         raise KernelError(

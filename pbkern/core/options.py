@@ -60,7 +60,7 @@ class CompileOptions:
       execution_backend: "std" | "xla" | "polyblocks", default "polyblocks". For polymage_jit_* only:
         run op by op, under jax.jit, or compiled by pbkern.
       polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores. Products of
-        float16, bfloat16 and int8 use them on NVIDIA GPUs otherwise, and those of float32, rounded to float16, unless
+        float16, bfloat16, int8 and uint8 use them on NVIDIA GPUs otherwise, and those of float32, rounded to float16, unless
         mm_conv_precision_mode says another thing; nothing does on AMD GPUs so far.
       device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often
         it is launched. False is refused: programs have no code that loads a kernel again.

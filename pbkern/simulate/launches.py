@@ -39,8 +39,9 @@ def simulate_ptx(
       arrays: per parameter an array, which must be contiguous, or a NumPy scalar.
       shared_bytes: shared memory that the launch adds to what the text declares.
       unwritten: shared memory may be read before a store: what is read there is not used.
-      check: races and reads of shared memory before a store are found. Accesses outside of memory,
-        threads that are not together and waits without end always are.
+      check: races and reads of shared memory and registers before a store are found; registers that nothing
+        has stored are 0 otherwise. Accesses outside of memory, threads that are not together and waits without end always
+        are found.
     Returns what it has cost. Raises SimulationError; KernelError for arguments that do not fit;
     InternalError for instructions that are not simulated.
 

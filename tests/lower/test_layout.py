@@ -15,6 +15,7 @@ from pbkern.targets.simt.schedule.instructions import (
     MMA_BF16,
     MMA_S8,
     MMA_TF32,
+    MMA_U8,
 )
 
 LANE = np.arange(32)
@@ -63,7 +64,7 @@ def fragment(layout: Layout, register: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("row", "each"),
-    [(MMA_BF16, 2), (MMA_S8, 4), (MMA_TF32, 1)],
+    [(MMA_BF16, 2), (MMA_S8, 4), (MMA_U8, 4), (MMA_TF32, 1)],
     ids=lambda x: getattr(x, "name", ""),
 )
 def test_fragments_are_those_of_the_ptx_manual(row, each):

@@ -17,6 +17,7 @@ import pbkern.nvgpu
 from pbkern.core.options import CompileOptions
 from pbkern.errors import InternalError, SimulationError
 from pbkern.lower.kernel_nests import KernelNests, kernel_nests
+from pbkern.lower.nest.async_copies import masked_load
 from pbkern.lower.nest.ir import AsyncCopy, For, Nest, Wait, every
 from pbkern.lower.nest.tiles.layout import Swizzle
 from pbkern.lower.passes.shared import SHARED_PASSES
@@ -423,6 +424,116 @@ def changed(nests: KernelNests, change) -> KernelNests:
     )
     assert statements != case.statements
     return dataclasses.replace(nests, cases=(dataclasses.replace(case, statements=statements),))
+
+
+def swizzled_otherwise(body: list) -> list:
+    """The tile that the first copy stores to has other swizzles there than where products read it."""
+    out: list = []
+    for stmt in body:
+        if isinstance(stmt, AsyncCopy):
+            copy, *rest = stmt.body
+            (store,) = copy.stores
+            buf = dataclasses.replace(store.buf, layout=Swizzle(8, 4))
+            copy = dataclasses.replace(copy, stores=(dataclasses.replace(store, buf=buf),))
+            stmt = AsyncCopy((copy, *rest))
+        out.append(stmt)
+    return out
+
+
+def a_stage_too_far(body: list) -> list:
+    """Copies go to the stage that the step reads."""
+    out: list = []
+    for stmt in body:
+        if isinstance(stmt, AsyncCopy):
+            stores = [(nest, nest.stores[0]) for nest in stmt.body]
+            stmt = AsyncCopy(tuple(
+                dataclasses.replace(nest, stores=(
+                    dataclasses.replace(store, index=(store.index[0] + 1, *store.index[1:])),))
+                for nest, store in stores
+            ))  # fmt: skip
+        out.append(stmt)
+    return out
+
+
+def test_a_stage_that_is_overwritten_while_it_is_read():
+    case = Product(200, 264, 136)
+    kernel = case.kernel()
+    arrays, nests = case.arrays(kernel), changed(nests_of(kernel), a_stage_too_far)
+    with pytest.raises(InternalError, match="which overwrites it before it is read"):
+        nests.interpret(*arrays)
+    with pytest.raises(SimulationError, match=r"race|under way"):
+        simulated(nests, arrays)
+
+
+def test_a_swizzle_on_one_side():
+    case = Product(200, 264, 136)
+    kernel = case.kernel()
+    nests = changed(nests_of(kernel), swizzled_otherwise)
+    with pytest.raises(InternalError, match=r"one tile has two layouts, %t\d+: .* and %t\d+: .*"):
+        nests.verify()
+
+
+def test_a_mask_that_is_left_out():
+    """Tiles reach behind the last row, and behind the last column to the next row's elements."""
+    case = Product(200, 264, 136)
+    kernel = case.kernel()
+    nests = nests_of(kernel)
+    (only,) = nests.cases
+    *before, last = only.statements
+    stores = tuple(dataclasses.replace(store, mask=None, guard=False) for store in last.stores)
+    statements = (*before, dataclasses.replace(last, stores=stores))
+    unmasked = dataclasses.replace(nests, cases=(dataclasses.replace(only, statements=statements),))
+    with pytest.raises(SimulationError, match=r"race|outside of"):
+        simulated(unmasked, case.arrays(kernel))
+
+
+def test_zeros_that_are_left_out():
+    """A copy behind the last element of the depth has to store zeros."""
+    case = Product(128, 128, 136)
+    kernel = case.kernel()
+
+    def unfilled(body):
+        out = []
+        for stmt in body:
+            if isinstance(stmt, AsyncCopy):
+                nests = []
+                for nest in stmt.body:
+                    (store,) = nest.stores
+                    load, _ = masked_load(store.value)
+                    nests.append(
+                        dataclasses.replace(nest, stores=(dataclasses.replace(store, value=load),))
+                    )
+                stmt = AsyncCopy(tuple(nests))
+            out.append(stmt)
+        return out
+
+    nests = changed(nests_of(kernel), unfilled)
+    with pytest.raises(InternalError, match="where it has to store zeros"):
+        nests.interpret(*case.arrays(kernel))
+    with pytest.raises(SimulationError, match="outside of"):
+        simulated(nests, case.arrays(kernel))
+
+
+BYTES = {"int8": "int8", "uint8": "uint8", "uint8 to int32": "int32", "int8 to int32": "int32"}
+
+
+@pytest.mark.parametrize("name", BYTES)
+@pytest.mark.parametrize("shape", [(70, 90, 50), (32, 3000, 32)])
+def test_products_of_bytes(name, shape):
+    """Sums of bytes wrap as their types say; a deep product of few results is cut into chunks, each of tiles."""
+    rng, dtype = np.random.default_rng(0), name.split()[0]
+    rows, depth, columns = shape
+    low, high = (-128, 128) if dtype == "int8" else (0, 256)
+    a, b = (rng.integers(low, high, s).astype(dtype) for s in ((rows, depth), (depth, columns)))
+
+    def f(a, b):
+        return jnp.matmul(a, b, preferred_element_type=BYTES[name])
+
+    compiled = pbkern.jit(f, compile_options=GPU)
+    assert "mma.sync" in compiled.as_text(a, b, stage="ptx")
+    want = (a.astype(np.int64) @ b.astype(np.int64)).astype(BYTES[name])
+    np.testing.assert_array_equal(pbkern.simulate(compiled, a, b).results, want)
+    np.testing.assert_array_equal(pbkern.jit(f)(a, b), want)
 
 
 FAULTS = {

@@ -66,6 +66,9 @@ def test_devices_by_name():
     assert ".target sm_89" in pbkern.simulate(kernel(), x, device="rtx4090").ptx[0]
     with pytest.raises(OptionError, match="there is no device `h1000`"):
         pbkern.simulate(kernel(), x, device="h1000")
+    for name in ("gfx942", "MI300X"):
+        with pytest.raises(OptionError, match="code for AMD GPUs cannot be simulated"):
+            pbkern.simulate(kernel(), x, device=name)
 
 
 def test_code_and_prices_are_for_the_device_that_is_named_or_there(monkeypatch):
@@ -194,3 +197,35 @@ def test_fields_of_pallas_become_those_of_the_same_name():
     assert nvidia_params(plgpu.CompilerParams(), None) == {}
     own = pbkern.nvgpu.CompilerParams(num_warps=2)
     assert nvidia_params(own, None) == {"nvgpu": own}
+
+
+APPROXIMATE = {
+    "exp": (jnp.exp, "ex2.approx.ftz.f32", 6e-6),
+    "exp2": (jnp.exp2, "ex2.approx.ftz.f32", 6e-6),
+    "tanh": (jnp.tanh, "tanh.approx.f32", 2.0**-10.9),
+    "sigmoid": (jax.nn.sigmoid, "ex2.approx.ftz.f32", 6e-6),
+}
+
+
+@pytest.mark.parametrize("name", APPROXIMATE)
+def test_functions_are_one_instruction_where_that_is_allowed(name):
+    """Infinities and NaN are as they are without it; results below 2**-125 may be zero."""
+    function, instruction, bound = APPROXIMATE[name]
+    special = [np.inf, -np.inf, np.nan, 0.0, -100.0, 100.0]
+    x = np.concatenate([np.linspace(-85, 85, 250), special]).astype(np.float32)
+    block = pbkern.BlockSpec((64,), lambda i: (i,))
+
+    def body(x, y):
+        y[...] = function(x[...])
+
+    for approx in (False, True):
+        params = pbkern.nvgpu.CompilerParams(dimension_semantics=("parallel",), approx_math=approx)
+        kernel = pbkern.kernel(
+            body, grid=(4,), in_specs=[block], out_specs=[block], compiler_params=params,
+            out_shape=[jax.ShapeDtypeStruct((256,), jnp.float32)],
+        )  # fmt: skip
+        found = pbkern.simulate(kernel, x)
+        assert (instruction in found.ptx[0]) == approx
+        with jax.enable_x64(True), np.errstate(over="ignore"):
+            want = np.asarray(function(jnp.asarray(x, jnp.float64))).astype(np.float32)
+        np.testing.assert_allclose(found.results[0], want, rtol=bound, atol=2.0**-125)

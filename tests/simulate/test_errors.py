@@ -97,6 +97,15 @@ def test_what_is_wrong_is_named_at_its_line(name):
     assert e.value.at == "model.py:7:5"
 
 
+def test_registers_are_zeros_where_nothing_is_checked():
+    body = "add.s32 %r7, %r8, 5;\nst.global.b32 [%rd9], %r7;\n"
+    with pytest.raises(SimulationError, match="register %r8 is read before it is written"):
+        run(body)
+    y = np.ones(64, np.int32)
+    pbkern.simulate_ptx(text(body), 1, 64, [np.zeros(64, np.float32), y], check=False)
+    assert (y == 5).all()
+
+
 def test_blocks_that_store_to_one_element_race():
     with pytest.raises(SimulationError) as e:
         run("st.global.b32 [%rd9], %r2;\n", blocks=2)

@@ -9,7 +9,7 @@ from pbkern.targets.simt.schedule.instructions import MMA_INSTRUCTIONS
 
 from .registers import run, text
 
-KINDS = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32", "int8": "s8"}
+KINDS = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32", "int8": "s8", "uint8": "u8"}
 THREADS = 64  # two warps, each with matrices of its own
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pbkern.core.errors import InternalError
 
+from . import effects
 from .async_copies import copied, is_product
 from .ir import (
     Accumulator,
@@ -31,7 +32,16 @@ from .tiles.tiling import Tiling
 
 
 def verify(stmts: Sequence[Stmt], symbols: frozenset[str] = frozenset()) -> None:
-    """Checks ranks, known symbols and static bounds of unguarded accesses. Raises InternalError."""
+    """Checks ranks, known symbols, layouts of tiles and static bounds of unguarded accesses. Raises InternalError."""
+    tiles: dict[str, Buf] = {}
+    for buf in sorted(effects.touched(stmts), key=str):
+        other = tiles.setdefault(buf.name, buf) if buf.space else buf
+        if str(other) != str(buf):
+            raise InternalError(f"nest: one tile has two layouts, {other} and {buf}")
+    _verify(stmts, symbols)
+
+
+def _verify(stmts: Sequence[Stmt], symbols: frozenset[str]) -> None:
     known = set(symbols)
     for stmt in stmts:
         match stmt:
@@ -47,11 +57,11 @@ def verify(stmts: Sequence[Stmt], symbols: frozenset[str] = frozenset()) -> None
                 if not all(position.symbols <= known for position in index):
                     raise InternalError(f"nest: unknown symbols in {show([stmt])}")
             case AsyncCopy(body=body):
-                verify(body, frozenset(known))
+                _verify(body, frozenset(known))
                 if not all(isinstance(inner, Nest) and copied(inner) for inner in body):
                     raise InternalError("nest: a copy computes", why=show([stmt]))
             case AsyncProduct(body=body):
-                verify(body, frozenset(known))
+                _verify(body, frozenset(known))
                 if not all(isinstance(inner, Nest) and is_product(inner) for inner in body):
                     raise InternalError("nest: no product to begin", why=show([stmt]))
             case Wait(groups=groups):
@@ -59,12 +69,12 @@ def verify(stmts: Sequence[Stmt], symbols: frozenset[str] = frozenset()) -> None
                     raise InternalError(f"nest: a wait for {groups} groups")
             case If(branches=bs):
                 for b in bs:
-                    verify(b, frozenset(known))
+                    _verify(b, frozenset(known))
             case For(counter=c, body=b):
-                verify(b, frozenset(known | {c}))
+                _verify(b, frozenset(known | {c}))
             case While(condition=c, body=b):
-                verify(c, frozenset(known))
-                verify(b, frozenset(known))
+                _verify(c, frozenset(known))
+                _verify(b, frozenset(known))
 
 
 def _verify_nest(nest: Nest, known: set[str]) -> None:

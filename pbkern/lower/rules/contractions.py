@@ -6,7 +6,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.rules import RuleTable
-from pbkern.lower.nest.ir import Expr
+from pbkern.lower.nest.ir import INT32, Expr
 from pbkern.lower.nest.reductions import highest, lowest
 from pbkern.lower.values.values import ZERO, Contract, Index, Lazy, Value, dims_index
 
@@ -20,8 +20,12 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def _number_dtype(dtype: np.dtype) -> np.dtype:
-    """Type of a contraction with results of this dtype: whether any product of booleans is true follows from how many are."""
-    return np.dtype(np.int32) if dtype.kind == "b" else dtype
+    """Type of a contraction with results of this dtype.
+
+    Whether any product of booleans is true follows from how many are; sums of short integers wrap when they are stored.
+    """
+    is_short = dtype.kind in "iu" and dtype.itemsize < INT32.itemsize
+    return INT32 if dtype.kind == "b" or is_short else dtype
 
 
 def _symbol(pair: tuple[str, int]) -> Affine:

@@ -16,8 +16,8 @@ class CompilerParams(ThreadParams):
     """Choices for one kernel on an NVIDIA GPU; `kernel(..., compiler_params=pbkern.nvgpu.CompilerParams(...))`.
 
     Attributes:
-      approx_math: allow cheaper, less exact implementations of functions such as exp. Default
-        False.
+      approx_math: allow cheaper, less exact implementations of functions: exp, exp2 and tanh of float32 are
+        the instructions ex2.approx and tanh.approx. Default False.
       dimension_semantics: one entry per grid dimension. "parallel": programs run in any order, each
         on a thread block. "arbitrary" and "sequential": programs run in order, in a loop inside a
         block. None, the default: a dimension is parallel where its programs provably write disjoint

@@ -31,7 +31,7 @@ THREAD_SIZES = replace(SIZES, far_row_bytes=512, busy_programs=1, turned_side=64
 # too often.
 MATRIX_SIZES = replace(
     THREAD_SIZES,
-    matrix_types=frozenset(("bfloat16", "float16", "int8")),
+    matrix_types=frozenset(("bfloat16", "float16", "int8", "uint8")),
     matrix_tiles=(64, 128),
     matrix_columns=(64, 128),
 )

@@ -28,7 +28,6 @@ class VendorCode(Protocol):
       private: LLVM's number of the memory in which a function's own variables lie before they are
         registers.
       copies_tiles: whether it copies to shared memory by itself, and loads matrices from there by one instruction.
-      math: instructions in place of functions that all targets have.
     """
 
     @property
@@ -41,8 +40,8 @@ class VendorCode(Protocol):
     def private(self) -> int: ...
     @property
     def copies_tiles(self) -> bool: ...
-    @property
-    def math(self) -> MathTable: ...
+    def math(self, approx: bool) -> MathTable:
+        """Instructions in place of functions that all targets have; `approx`: also such as are less exact."""
 
     def thread(self, put: Emit) -> str:
         """i32: number of the thread in its block."""
@@ -70,25 +69,34 @@ EXP_OVERFLOW = 88.72284
 EXP_UNDERFLOW = -105.0
 
 
+@dataclass(frozen=True)
 class NvidiaMath:
     """Instructions of sm_80 and newer.
 
-    Source: PTX ISA 8.7, section 9.7.9.21, cvt: bf16 with subnormals, one NaN; section 9.7.3: ex2.approx has a relative error of
-    2**-22, rsqrt.approx one of 2**-22.9, and both take and give subnormals.
+    approx: exp within 2**-17 of itself and without subnormals, tanh within 2**-10.9. Source: PTX ISA 8.7, section 9.7.9.21,
+    cvt: bf16 with subnormals, one NaN; section 9.7.3: ex2.approx has a relative error of 2**-22, rsqrt.approx one of 2**-22.9,
+    and both take and give subnormals; tanh.
     """
 
+    approx: bool
+
     def lookup(self, function: str, el: str) -> Callable[[Any, Any], Any] | None:
-        return _NVIDIA_FUNCTIONS.get((function, el))
+        if (function, el) == ("bf16", "f32"):
+            return _rounded_to_bf16
+        if el != "f32":
+            return None
+        return (self.approx and APPROXIMATE.get(function)) or EXACT.get(function)
 
 
-def _by_instruction(name: str) -> Callable[[Builder, Ssa], Ssa]:
-    """A function of one float32 by an instruction of PTX."""
+def _by_instruction(instruction: str, factor: float = 1.0) -> Callable[[Builder, Ssa], Ssa]:
+    """The function of float32 that an instruction computes of so many times its operand."""
 
-    def function(b: Builder, x: Ssa) -> Ssa:
-        syntax = f' "{name} $0, $1;", "=f,f" %s'
-        return x._replace(name=b.emit("llvm.inline_asm", (x.name,), "(f32) -> f32", syntax))
+    def emit(b: Builder, x: Ssa) -> Ssa:
+        scaled = x if factor == 1 else b.mul(x, b.c(factor, x.el))
+        syntax = f' "{instruction} $0, $1;", "=f,f" %s'
+        return x._replace(name=b.emit("llvm.inline_asm", (scaled.name,), "(f32) -> f32", syntax))
 
-    return function
+    return emit
 
 
 _exp2 = _by_instruction("ex2.approx.f32")
@@ -97,8 +105,6 @@ _exp2 = _by_instruction("ex2.approx.f32")
 def _exp(b: Builder, x: Ssa) -> Ssa:
     """2**h (1 + c) with h = x / ln 2 rounded and c = x - h ln 2, as small as h's rounding; where x overflows, c is above 0."""
     per_octave = b.c(1 / math.log(2), "f32")
-    if b.approx:
-        return _exp2(b, b.mul(x, per_octave))
     x = b.same("arith.maximumf", x, b.c(EXP_UNDERFLOW, "f32"))
     x = b.same("arith.minimumf", x, b.c(EXP_OVERFLOW, "f32"))
     octaves = b.mul(x, per_octave)
@@ -108,19 +114,20 @@ def _exp(b: Builder, x: Ssa) -> Ssa:
     return b.fma(power, rest, power)
 
 
+# Functions of float32 within two units in the last place.
+EXACT = {"exp": _exp, "exp2": _exp2, "rsqrt": _by_instruction("rsqrt.approx.f32")}
+# Functions of float32 where approximations are allowed.
+APPROXIMATE = {
+    "exp": _by_instruction("ex2.approx.ftz.f32", math.log2(math.e)),
+    "exp2": _by_instruction("ex2.approx.ftz.f32"),
+    "tanh": _by_instruction("tanh.approx.f32"),
+}
+
+
 def _rounded_to_bf16(b: Builder, x: Ssa) -> Ssa:
     """Rounds by cvt.rn.bf16; elsewhere bfloat16 is an integer of 16 bits."""
     narrow = b.emit("arith.truncf", (x.name,), "f32 to bf16")
     return x._replace(name=b.emit("arith.bitcast", (narrow,), "bf16 to i16"), el="bf16")
-
-
-_NVIDIA_FUNCTIONS: Mapping[tuple[str, str], Callable[[Any, Any], Any]] = {
-    ("bf16", "f32"): _rounded_to_bf16,
-    ("exp", "f32"): _exp,
-    ("exp2", "f32"): _exp2,
-    ("rsqrt", "f32"): _by_instruction("rsqrt.approx.f32"),
-}
-NVIDIA_MATH = NvidiaMath()
 
 
 @dataclass(frozen=True)
@@ -136,9 +143,8 @@ class Nvidia:
     private: int = 0
     copies_tiles: bool = True
 
-    @property
-    def math(self) -> MathTable:
-        return NVIDIA_MATH
+    def math(self, approx: bool) -> MathTable:
+        return NvidiaMath(approx)
 
     def thread(self, put: Emit) -> str:
         return put("nvvm.read.ptx.sreg.tid.x", (), "i32")
@@ -181,8 +187,7 @@ class Amd:
     private: int = 5
     copies_tiles: bool = False
 
-    @property
-    def math(self) -> MathTable:
+    def math(self, approx: bool) -> MathTable:
         return SHARED
 
     def thread(self, put: Emit) -> str:

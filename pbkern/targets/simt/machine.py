@@ -64,6 +64,7 @@ def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
             "bfloat16": specs.matrices or specs.flops,
             "float16": specs.matrices or specs.flops,
             "int8": 2 * specs.matrices or specs.flops,
+            "uint8": 2 * specs.matrices or specs.flops,
         },
         wide_products=specs.groups,
         clock_hz=specs.clock,

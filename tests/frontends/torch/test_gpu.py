@@ -17,7 +17,8 @@ from pbkern.frontends.torch.capture import capture
 from pbkern.targets.nvgpu import driver, ptxas
 from tests.nvgpu.test_drivers import Cuda
 
-GPU = {"target": "nvgpu"}
+# Results are compared with those of float32.
+GPU = {"target": "nvgpu", "mm_conv_precision_mode": "fp32"}
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ class _Lowering(ProgramText):
         self.text = Text(
             approx=self.options.approx_math,
             contract=self.options.contract,
-            math=self.options.device.math,
+            math=self.options.device.math(self.options.approx_math),
         )
         self.mappings = registers.mappings
         self.by_groups = any(

@@ -19,6 +19,7 @@ from pbkern.lower.nest.tiles.layout import Layout, Vector, steps
 
 from .matrix_cores import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, MATRIX_CORES
 
+UINT8 = np.dtype(np.uint8)
 # Bits of a float32 that tf32 instructions read: sign, exponent and 10 bits of the fraction.
 # Source: PTX ISA 8.7, section 9.7.14.1, alternate floating point data formats.
 TF32_BITS = np.uint32(0xFFFFE000)
@@ -107,6 +108,7 @@ MMA_BF16 = _row("mma.m16n8k16.bf16", "bf16", BFLOAT16, FLOAT32, "i32", "f32")
 # Reads the highest 19 bits of its operands.
 MMA_TF32 = _row("mma.m16n8k8.tf32", "tf32", FLOAT32, FLOAT32, "i32", "f32")
 MMA_S8 = _row("mma.m16n8k32.s8", "s8", INT8, INT32, "i32", "i32")
+MMA_U8 = _row("mma.m16n8k32.u8", "u8", UINT8, INT32, "i32", "i32")
 
 
 def _wgmma(kind: str, shape: tuple[int, int, int], element: str) -> Callable[..., list[str]]:
@@ -161,7 +163,7 @@ def _group_row(
 
 
 # Instructions of one warp of NVIDIA's GPUs.
-MMA_INSTRUCTIONS = (MMA_F16, MMA_BF16, MMA_TF32, MMA_S8)
+MMA_INSTRUCTIONS = (MMA_F16, MMA_BF16, MMA_TF32, MMA_S8, MMA_U8)
 # Instructions of one warp.
 WARP_INSTRUCTIONS = (*MMA_INSTRUCTIONS, *MATRIX_CORES)
 # Instructions of four warps, those of the most columns first.
@@ -171,6 +173,7 @@ GROUP_INSTRUCTIONS = tuple(
         ("f16", FLOAT16, FLOAT32, "f32"),
         ("bf16", BFLOAT16, FLOAT32, "f32"),
         ("s8", INT8, INT32, "i32"),
+        ("u8", UINT8, INT32, "i32"),
     )
     for columns in GROUP_COLUMNS
 )
