@@ -225,7 +225,7 @@ def test_functions_are_one_instruction_where_that_is_allowed(name):
             out_shape=[jax.ShapeDtypeStruct((256,), jnp.float32)],
         )  # fmt: skip
         found = pbkern.simulate(kernel, x)
-        assert (instruction in found.ptx[0]) == approx
+        assert (f"\t{instruction}" in found.ptx[0]) == approx
         with jax.enable_x64(True), np.errstate(over="ignore"):
             want = np.asarray(function(jnp.asarray(x, jnp.float64))).astype(np.float32)
         np.testing.assert_allclose(found.results[0], want, rtol=bound, atol=2.0**-125)

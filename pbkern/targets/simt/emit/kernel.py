@@ -57,6 +57,8 @@ ARGUMENT_ALIGNMENT = 16
 SLOTS = "%slots"
 # Bytes of which the address of shared memory is a multiple, at least.
 SHARED_ALIGNMENT = 128
+# Registers for places of windows, as convolutions have them. Source: what ptxas 13 takes more than for products.
+WINDOW_WORDS = 32
 # Of a fence: what a thread has stored in shared memory is there for instructions that read tiles by themselves.
 SHARED_FENCE = " {kind = #nvvm.proxy_kind<async.shared>, space = #nvvm.shared_space<cta>}"
 # The name of shared memory.
@@ -87,7 +89,7 @@ class ThreadFunction:
         then: windows of rows that fusion has made, before all rows are there, and buffers of
         pipelines, behind ragged blocks.
       tile_words: registers of 32 bits of each thread for arrays that instructions spread over threads.
-        sum_words: those of them to which products under way add.
+        sum_words: those of them to which products under way add, and more where steps compute places of windows.
       profile: what it records, if it does. reports: what it prints and checks, if it does.
     """
 
@@ -267,7 +269,7 @@ class _Lowering(ProgramText):
             ),
             self._reads_unwritten(),
             self._tile_words(),
-            self._tile_words(of_groups=True),
+            self._sum_words(),
             profile,
             self.reports,
         )
@@ -347,6 +349,14 @@ class _Lowering(ProgramText):
             and (buf.layout.instruction.row_bytes > 0 or not of_groups)
         ]
         return sum(slots.size * slots.dtype.itemsize for slots in held) // 4
+
+    def _sum_words(self) -> int:
+        words = self._tile_words(of_groups=True)
+        of_windows = any(
+            isinstance(stmt, For) and {Let, AsyncProduct} <= {type(inner) for inner in stmt.body}
+            for stmt in self._every()
+        )
+        return words + WINDOW_WORDS if of_windows else words
 
     def _alignment(self) -> int:
         """Bytes of which the address of the block's shared memory is a multiple."""
