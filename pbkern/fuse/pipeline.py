@@ -52,7 +52,7 @@ from pbkern.fuse.loops.induction_variables import count_loops, walk_counters
 from pbkern.fuse.loops.invariant_hoisting import HoistInvariants
 from pbkern.fuse.loops.mask_sinking import SinkMasks
 from pbkern.fuse.options import FuseOptions
-from pbkern.fuse.partition.donation import use_donated
+from pbkern.fuse.partition.donation import donated_pairs, use_donated
 from pbkern.fuse.partition.passes import WHOLE_PASSES, partition
 from pbkern.fuse.simplify.driver import Simplify
 from pbkern.fuse.simplify.literal_operands import operands_as_equations
@@ -214,7 +214,8 @@ def plan(
     wanted = FuseOptions.of(options, machine)
     simple = run_passes("jaxpr", FUSE_PASSES, closed, wanted, of=name, failed=passed_over(name))
     with steps_memoised(), searches_memoised(), chunks_allowed(wanted.fast):
-        parts = partition(simple, machine, supports, options, name)
+        pairs = donated_pairs(simple.jaxpr, donated)
+        parts = partition(simple, machine, supports, options, name, pairs)
         run_passes("partition", WHOLE_PASSES, parts, options, of=name)
         apply(parts.groups(), choices, machine)
     use_donated(parts.nodes, simple.jaxpr, donated)
