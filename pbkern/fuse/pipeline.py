@@ -17,6 +17,7 @@ from pbkern.core.passes import Pass, passed_over, run_passes
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import rounded_products, steps_memoised
 from pbkern.fuse.algebra.contraction_precision import set_precision
+from pbkern.fuse.algebra.grouped_products import GroupProducts
 from pbkern.fuse.algebra.late_division import delay_normalisation
 from pbkern.fuse.algebra.log_of_exp import cancel_log_of_exp
 from pbkern.fuse.algebra.outer_products import multiply_outer
@@ -114,6 +115,7 @@ FUSE_PASSES = (
         required=True,
     ),
     Pass("undo exponentials", _of_jaxpr(cancel_log_of_exp), "log(exp(x)) is x", when=_unsafe),
+    Pass("group products", GroupProducts(), "rows are multiplied by their group's matrix alone"),
     Pass("move transposes", _of_jaxpr(move_transposes), "transposes meet and cancel"),
     Pass("count loops", _of_jaxpr(count_loops), "whiles that count have a number of turns"),
     Pass("sink masks", SinkMasks(), "masks are made where they are read, inside loops"),
