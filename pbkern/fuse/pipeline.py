@@ -42,6 +42,7 @@ from pbkern.fuse.graph import Node
 from pbkern.fuse.indexing.gather_hoisting import HoistGathers
 from pbkern.fuse.indexing.gather_to_select import GathersToSelects
 from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
+from pbkern.fuse.indexing.reshape_motion import MoveReshapes
 from pbkern.fuse.indexing.static_updates import UpdatesToSelects
 from pbkern.fuse.indexing.transpose_motion import move_transposes
 from pbkern.fuse.indexing.transposed_operands import fold_transposes
@@ -117,6 +118,7 @@ FUSE_PASSES = (
     Pass("undo exponentials", _of_jaxpr(cancel_log_of_exp), "log(exp(x)) is x", when=_unsafe),
     Pass("group products", GroupProducts(), "rows are multiplied by their group's matrix alone"),
     Pass("move transposes", _of_jaxpr(move_transposes), "transposes meet and cancel"),
+    Pass("move reshapes", MoveReshapes(), "values per group are rows of the whole array"),
     Pass("count loops", _of_jaxpr(count_loops), "whiles that count have a number of turns"),
     Pass("sink masks", SinkMasks(), "masks are made where they are read, inside loops"),
     Pass(
