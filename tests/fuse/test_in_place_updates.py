@@ -12,8 +12,9 @@ from jax import lax
 
 import pbkern
 from pbkern.dsl.host_program import Cond, Copy, HostWhile, Loop
+from pbkern.fuse.partition.in_place_updates import InPlaceUpdates
 
-from .checking import check, ints, rand
+from .checking import check, ints, planned, rand
 
 CACHE = rand(64, 5)
 ROWS = rand(7, 5, seed=1)
@@ -234,6 +235,27 @@ def test_an_array_that_others_still_hold_is_not_touched():
         for x, y in zip(f(a, q, row, 9), jax.jit(donated)(a, q, row, 9)):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
         np.testing.assert_array_equal(a, CACHE)
+
+
+def test_loops_in_loops_are_looked_through_once(monkeypatch):
+    """Each loop is asked about each of its results, and not again by every loop around it."""
+    asked = []
+    of = InPlaceUpdates.of
+    monkeypatch.setattr(
+        InPlaceUpdates, "of", lambda self, *args: asked.append(args) or of(self, *args)
+    )
+
+    def nested(depth):
+        if not depth:
+            return lambda k, c: tuple(x.at[k % 9].add(1.0) for x in c)
+        return lambda k, c: lax.fori_loop(0, 3, nested(depth - 1), c)
+
+    counts = []
+    for depth in (3, 6):
+        asked.clear()
+        planned(lambda *c, depth=depth: nested(depth)(0, c), *(rand(16, 3) for _ in range(4)))
+        counts.append(len(asked))
+    assert counts[1] < 5 * counts[0]
 
 
 # ---- random steps: statements over two arrays, the step's row and its number ------------------------------------------

@@ -48,7 +48,7 @@ from pbkern.fuse.tiling.search_memo import (
 from pbkern.fuse.time_tiling.limits import TimeTilingLimits
 
 from .control_regions import control_node
-from .in_place_updates import Update, UpdateLimits, updates_in_place
+from .in_place_updates import InPlaceUpdates, Update, UpdateLimits
 
 
 def has_chained_reductions(eqns: Iterable) -> bool:
@@ -221,7 +221,7 @@ class Partitioner:
 
     def grow(self) -> None:
         """Visits equations in reverse: each joins the group of its consumers, or begins one."""
-        self.updates = updates_in_place(self.jaxpr, self.pairs, self.limits)
+        self.updates = InPlaceUpdates(self.limits).of(self.jaxpr, self.pairs)
         eqns_in_place = [update.eqn for update in self.updates.values()]
         self.alone_in_place = {
             id(eqn) for eqn in eqns_in_place if eqn.primitive.name not in CONTROL
