@@ -18,6 +18,7 @@ from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.call import kernel_p
 from pbkern.dsl.kernel import Kernel
+from pbkern.fuse.algebra.grouped_products import ROWS_BY_GROUP, SUMS_BY_GROUP
 from pbkern.lower.grid.parallelism import grid_dimensions
 from pbkern.targets import get_target
 
@@ -63,14 +64,15 @@ def _calls(jaxpr: jex.Jaxpr) -> Iterator:
 
 
 def _report(eqn, target_name: str, pallas_is_native: bool) -> HandWrittenKernel:
-    from pbkern.fuse.emit.explain import HandWrittenKernel
+    from pbkern.fuse.emit.explain import GROUPED, HandWrittenKernel
 
     at = _jax.user_line(eqn)
     if eqn.primitive is kernel_p:
         kernel = eqn.params["kernel"]
-        return HandWrittenKernel(
-            kernel.name, "written by hand", at, kernel.grid, _grid_lines(kernel, target_name)
-        )
+        grouped = kernel.name in (ROWS_BY_GROUP, SUMS_BY_GROUP)
+        origin = GROUPED if grouped else "written by hand"
+        lines = _grid_lines(kernel, target_name)
+        return HandWrittenKernel(kernel.name, origin, at, kernel.grid, lines)
     name = eqn.params["name"] or "pallas_call"
     grid = tuple(eqn.params["grid_mapping"].grid)
     if eqn.params["interpret"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from jax.extend import core as jex
@@ -23,6 +23,7 @@ class Node:
       kernel: name of its kernel.
       finish: the kernel's last stage (fuse/partition/final_reductions.py); its outputs are the
         node's as well.
+      shares: result of control flow -> the operand whose memory its bodies update.
     """
 
     kind: str  # "group", "alias", "kernel", "control", "xla"
@@ -33,6 +34,7 @@ class Node:
     kernel: str = ""
     inner: dict[str, Inner] = field(default_factory=dict)
     finish: Node | None = None
+    shares: dict = field(default_factory=dict)
     # Memo of `reads`: equations and last stage, and the answer.
     _found: tuple = field(default=(None, None, frozenset()), init=False, repr=False)
 
@@ -47,6 +49,14 @@ class Node:
     def seconds(self) -> float:
         seconds = self.schedule.cost.seconds if self.schedule else 0.0
         return seconds + (self.finish.seconds if self.finish else 0.0)
+
+    @property
+    def overwrites(self) -> dict:
+        """Result -> the operand whose memory it takes."""
+        if self.schedule is None:
+            return self.shares
+        inputs, outputs = self.schedule.requests.inputs, self.schedule.outputs
+        return {outputs[place][0]: inputs[at][0] for at, place in self.schedule.aliases}
 
     def scatters(self) -> bool:
         return any(eqn.primitive.name in SCATTERS for eqn in self.eqns)
@@ -129,13 +139,40 @@ class Inner:
 
 
 def order(nodes: Iterable[Node], available: Iterable) -> list[Node]:
-    """The nodes, each after those that it reads from."""
+    """The nodes, each after those that it reads from; what overwrites an operand after its readers, where that is possible."""
     waiting, known, done = list(nodes)[::-1], set(available), []
+    rivals = other_readers(waiting)
     while waiting:
-        ready = [candidate for candidate in waiting if candidate.reads() <= known]
-        assert ready, "groups depend on each other in a circle"
-        for node in ready:
+        able = [candidate for candidate in waiting if candidate.reads() <= known]
+        assert able, "groups depend on each other in a circle"
+        ready = [node for node in able if not any(r in waiting for r in rivals.get(node, ()))]
+        for node in ready or able[:1]:
             done.append(node)
             known.update(node.outputs)
-        waiting = [candidate for candidate in waiting if candidate not in ready]
+        waiting = [candidate for candidate in waiting if candidate not in (ready or able[:1])]
     return done
+
+
+def other_readers(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Node that overwrites an operand -> the other nodes that read it, or a view of it."""
+    views = {node.outputs[0]: node.eqns[0].invars[0] for node in nodes if node.kind == "alias"}
+    writers = {operand: node for node in nodes for operand in node.overwrites.values()}
+    readers: dict[Node, list[Node]] = {}
+    for node in nodes if writers else ():
+        for var in node.reads() if node.kind != "alias" else ():
+            while var in views:
+                var = views[var]
+            if writers.get(var, node) is not node:
+                readers.setdefault(writers[var], []).append(node)
+    return readers
+
+
+def overwritten(ordered: Sequence[Node]) -> dict:
+    """Result -> the operand whose memory it takes, where no later node reads that operand."""
+    place, rivals = {node: n for n, node in enumerate(ordered)}, other_readers(ordered)
+    return {
+        result: operand
+        for node in ordered
+        if all(place[reader] < place[node] for reader in rivals.get(node, ()))
+        for result, operand in node.overwrites.items()
+    }

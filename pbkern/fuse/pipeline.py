@@ -17,6 +17,7 @@ from pbkern.core.passes import Pass, passed_over, run_passes
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import rounded_products, steps_memoised
 from pbkern.fuse.algebra.contraction_precision import set_precision
+from pbkern.fuse.algebra.grouped_products import GroupProducts
 from pbkern.fuse.algebra.late_division import delay_normalisation
 from pbkern.fuse.algebra.log_of_exp import cancel_log_of_exp
 from pbkern.fuse.algebra.outer_products import multiply_outer
@@ -41,6 +42,7 @@ from pbkern.fuse.graph import Node
 from pbkern.fuse.indexing.gather_hoisting import HoistGathers
 from pbkern.fuse.indexing.gather_to_select import GathersToSelects
 from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
+from pbkern.fuse.indexing.reshape_motion import MoveReshapes
 from pbkern.fuse.indexing.static_updates import UpdatesToSelects
 from pbkern.fuse.indexing.transpose_motion import move_transposes
 from pbkern.fuse.indexing.transposed_operands import fold_transposes
@@ -52,7 +54,7 @@ from pbkern.fuse.loops.induction_variables import count_loops, walk_counters
 from pbkern.fuse.loops.invariant_hoisting import HoistInvariants
 from pbkern.fuse.loops.mask_sinking import SinkMasks
 from pbkern.fuse.options import FuseOptions
-from pbkern.fuse.partition.donation import use_donated
+from pbkern.fuse.partition.donation import donated_pairs, use_donated
 from pbkern.fuse.partition.passes import WHOLE_PASSES, partition
 from pbkern.fuse.simplify.driver import Simplify
 from pbkern.fuse.simplify.literal_operands import operands_as_equations
@@ -114,7 +116,9 @@ FUSE_PASSES = (
         required=True,
     ),
     Pass("undo exponentials", _of_jaxpr(cancel_log_of_exp), "log(exp(x)) is x", when=_unsafe),
+    Pass("group products", GroupProducts(), "rows are multiplied by their group's matrix alone"),
     Pass("move transposes", _of_jaxpr(move_transposes), "transposes meet and cancel"),
+    Pass("move reshapes", MoveReshapes(), "values per group are rows of the whole array"),
     Pass("count loops", _of_jaxpr(count_loops), "whiles that count have a number of turns"),
     Pass("sink masks", SinkMasks(), "masks are made where they are read, inside loops"),
     Pass(
@@ -216,7 +220,8 @@ def plan(
     wanted = FuseOptions.of(options, machine)
     simple = run_passes("jaxpr", FUSE_PASSES, closed, wanted, of=name, failed=passed_over(name))
     with steps_memoised(), searches_memoised(), chunks_allowed(wanted.fast):
-        parts = partition(simple, machine, supports, options, name)
+        pairs = donated_pairs(simple.jaxpr, donated)
+        parts = partition(simple, machine, supports, options, name, pairs)
         run_passes("partition", WHOLE_PASSES, parts, options, of=name)
         apply(parts.groups(), choices, machine)
     use_donated(parts.nodes, simple.jaxpr, donated)

@@ -53,6 +53,7 @@ from pbkern.lower.values.values import (
     SomeValue,
     Stored,
     Value,
+    Windowed,
     dims_index,
 )
 
@@ -437,6 +438,17 @@ class BodyBuilder:
             self.materialise(value, into=target)
         elif plain and isinstance(value, Opaque) and value.takes_target:
             self._make_opaque(value, target=target)
+        elif (
+            plain
+            and isinstance(value, Windowed)
+            and store_hazards.is_stored_in(self, value.operands[0], target)
+        ):
+            _, window = value.operands
+            self.store_value(
+                target,
+                window,
+                lambda ix: tuple(position + at for position, at in zip(ix, value.offsets)),
+            )
         else:
             self.stmts.append(self._store_nest(item))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from jax.extend import core as jex
 
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.scatter import SCATTERS
@@ -17,6 +18,7 @@ VIEWS = frozenset(
     "broadcast_in_dim reshape squeeze slice roll transpose rev iota concatenate continued pad copy stop_gradient".split()
 )
 CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
+ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 # Equations that read few elements of their first operand, at places that are data.
 LOOKUPS = frozenset(("gather", "dynamic_slice"))
 # Reductions that take each element once, in any order.
@@ -36,6 +38,16 @@ def is_of_index_tests(primitive: str) -> bool:
         return True
     row = ELEMENTWISE.get(primitive)
     return row is not None and row.in_index_tests
+
+
+def is_alias(eqn) -> bool:
+    """Does the equation only give an array another shape?"""
+    if eqn.primitive.name not in ALIASES:
+        return False
+    var, view = eqn.invars[0], eqn.outvars[0]
+    if isinstance(var, jex.Literal) or math.prod(var.aval.shape) != math.prod(view.aval.shape):
+        return False
+    return eqn.params.get("dimensions") is None or eqn.primitive.name == "squeeze"
 
 
 def nbytes(aval) -> int:

@@ -10,7 +10,7 @@ control flow it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,15 +85,19 @@ def _made_as(inner: Inner) -> dict:
     return places
 
 
-def _into_carries(
+def _carries(
     builder, atoms: Sequence, results: Sequence
-) -> tuple[list[BufferView], list[Step]]:
-    """(buffers of the carries, copies of their first values)."""
-    carries = [builder.place(result) for result in results]
-    return carries, [
-        Copy(builder.typed(_operand(builder, atom), result.aval), carry)
-        for atom, result, carry in zip(atoms, results, carries)
+) -> tuple[list[BufferView], list[BufferView]]:
+    """(first values of the carries, their buffers)."""
+    firsts = [
+        builder.typed(_operand(builder, atom), result.aval) for atom, result in zip(atoms, results)
     ]
+    return firsts, [builder.place(result) for result in results]
+
+
+def _copies(views: Iterable[tuple[BufferView, BufferView]]) -> list[Step]:
+    """Copies of first values into the buffers of carries that do not take their memory."""
+    return [Copy(first, carry) for first, carry in views if first != carry]
 
 
 def _back_to_carries(
@@ -183,13 +187,16 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     )
     counter, turns = builder.fresh("i"), length // body.steps
     updated = in_place(body)
-    if not updated and turns and _can_alternate(body, n_consts, n_carry):
-        old = [
-            builder.typed(_operand(builder, first), var.aval) for first, var in zip(firsts, carried)
-        ]
-        new = list(map(builder.place, carried))
-        return _alternating(builder, counter, turns, rest is not None, old, new, scan.step)
-    carries, before = _into_carries(builder, firsts, carried)
+    fixed = [var in updated for var in body.jaxpr.outvars[:n_carry]]
+    olds, carries = _carries(builder, firsts, carried)
+    if turns and _can_alternate(body, n_consts, fixed):
+        before = _copies((view, carry) for view, carry, stays in zip(olds, carries, fixed) if stays)
+        old = [carry if stays else view for view, carry, stays in zip(olds, carries, fixed)]
+        steps = _alternating(
+            builder, counter, turns, rest is not None, old, carries, fixed, scan.step
+        )
+        return [*before, *steps]
+    before = _copies(zip(olds, carries))
 
     def once(index: Affine | None) -> tuple[Step, ...]:
         steps, views = scan.step(index, carries, _places(body, carries, updated))
@@ -199,22 +206,31 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     return [*before, Loop(counter, turns, once(Affine.symbol(counter))), *last]
 
 
-def _places(body: Inner, carries: Sequence[BufferView], updated: set) -> list[BufferView | None]:
+def _spares(builder, carries: Sequence[BufferView], fixed: Sequence[bool]) -> list[BufferView]:
+    """The second set of buffers of a loop that alternates: `fixed` carries have one."""
+    return [
+        carry if stays else builder.temporary(carry.type) for carry, stays in zip(carries, fixed)
+    ]
+
+
+def _places(body: Inner, carries: Sequence[BufferView], updated: dict) -> list[BufferView | None]:
     """Views for new carries: those of `updated` over the old ones, others anywhere."""
     return [view if var in updated else None for var, view in zip(body.jaxpr.outvars, carries)]
 
 
-def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
-    """Is every new carry computed by an equation of its own, so that it can go to another buffer?"""
+def _can_alternate(body: Inner, n_consts: int, fixed: Sequence[bool]) -> bool:
+    """Is every new carry, but the `fixed` ones, computed by an equation of its own, so that it can go to another buffer?"""
     places = _made_as(body)
-    news, before = (
-        [places.get(var) for var in vs if not isinstance(var, jex.Literal)]
-        for vs in (body.jaxpr.outvars[:n_carry], body.jaxpr.outvars[n_carry:])
-    )
-    olds = body.jaxpr.invars[n_consts : n_consts + n_carry]
+    results = [
+        None if isinstance(var, jex.Literal) else places.get(var) for var in body.jaxpr.outvars
+    ]
+    moving = [number for number, stays in enumerate(fixed) if not stays]
+    news = {results[number] for number in moving}
+    remaining = {result for number, result in enumerate(results) if number not in moving}
+    olds = [body.jaxpr.invars[n_consts + number] for number in moving]
     bytes_carried = sum(array_type(old.aval).nbytes for old in olds)
-    distinct = None not in news and len(set(news)) == n_carry and not set(news) & set(before)
-    return n_carry > 0 and distinct and bytes_carried >= ALTERNATE_BYTES
+    distinct = None not in news and len(news) == len(moving) and not news & remaining
+    return distinct and bytes_carried >= ALTERNATE_BYTES
 
 
 def _alternating(
@@ -224,10 +240,11 @@ def _alternating(
     rest: bool,
     first: Sequence[BufferView],
     carries: Sequence[BufferView],
+    fixed: Sequence[bool],
     step,
 ) -> list[Step]:
     """Steps that alternate between two sets of buffers, without copies: the first reads operands, the last writes results."""
-    sets = [list(carries), [builder.temporary(carry.type) for carry in carries]]
+    sets = [list(carries), _spares(builder, carries, fixed)]
     total = turns + rest
 
     def target(turn: int) -> list[BufferView]:
@@ -250,9 +267,10 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts = [_operand(builder, var) for var in eqn.invars[:n_cond]]
     body_consts = [_operand(builder, var) for var in eqn.invars[n_cond : n_cond + n_body]]
-    carries, before = _into_carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars)
-    body = inner["body_jaxpr"]
+    before = _copies(zip(*(both := _carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars))))
+    body, carries = inner["body_jaxpr"], both[1]
     updated = in_place(body)
+    fixed = [var in updated for var in body.jaxpr.outvars]
 
     def test(at: Sequence[BufferView]) -> tuple[tuple[Step, ...], BufferView]:
         steps, (predicate,) = run_inner(builder, inner["cond_jaxpr"], [*cond_consts, *at], [None])
@@ -264,13 +282,13 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
         return run_inner(builder, body, [*body_consts, *old], new)
 
     condition, predicate = test(carries)
-    if not updated and _can_alternate(body, n_body, len(carries)):
+    if _can_alternate(body, n_body, fixed):
         # Two steps: the second reads the other buffers, and runs only if the first was not the
         # last.
-        spares = [builder.temporary(carry.type) for carry in carries]
+        spares = _spares(builder, carries, fixed)
         first, second = turn(carries, spares)[0], turn(spares, carries)[0]
         between, again = test(spares)
-        back = tuple(Copy(other, carry) for other, carry in zip(spares, carries))
+        back = tuple(_copies(zip(spares, carries)))
         return [
             *before,
             HostWhile(condition, predicate, (*first, *between, Cond(again, (back, tuple(second))))),

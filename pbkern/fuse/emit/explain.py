@@ -70,6 +70,10 @@ class KernelReport:
         return f"run {self.runs} times in {self.runs * seconds * 1e6:.1f} us, each time "
 
 
+# Origin of a kernel that a rewrite of the function made (fuse/algebra/grouped_products.py).
+GROUPED = "a grouped product"
+
+
 @dataclass(frozen=True)
 class HandWrittenKernel:
     """A kernel that fusion did not make.
@@ -108,9 +112,11 @@ class Explanation:
     def __str__(self) -> str:
         edges = [edge for edge in self.edges if edge.producer.primitive.name not in VIEWS]
         fused = [edge for edge in edges if edge.fused]
-        written = f" and {len(self.written)} that you wrote" if self.written else ""
+        grouped = sum(kernel.origin == GROUPED for kernel in self.written)
+        users = len(self.written) - grouped
+        written = f" and {users} that you wrote" if users else ""
         out = [
-            f"{self.name}: {len(self.kernels)} kernel(s){written}, {len(self.left)} operation(s) left to XLA"
+            f"{self.name}: {len(self.kernels) + grouped} kernel(s){written}, {len(self.left)} operation(s) left to XLA"
         ]
         out += [f"  kernel {kernel}" for kernel in (*self.kernels, *self.written)]
         out += dict.fromkeys(

@@ -15,7 +15,7 @@ from jax.extend import core as jex
 
 from pbkern.dsl.host_program import Buffer, BufferKind, BufferView, Copy, HostProgram, Launch, Step
 from pbkern.dsl.kernel import ArrayType, Kernel
-from pbkern.fuse.graph import Node
+from pbkern.fuse.graph import Node, overwritten
 from pbkern.fuse.tiling.block_search import Schedule
 
 from .buffer_reuse import assign_slots
@@ -38,6 +38,7 @@ class HostProgramBuilder:
       views: value -> its place: a buffer and an offset.
       names: counter of buffer and kernel names.
       kernels: id of a node -> its kernel; a loop's steps may use one twice.
+      shared: result -> the operand whose memory it takes.
       params_for: grid semantics, and fields of CompilerParams by name -> compiler_params of a fused kernel.
     """
 
@@ -47,6 +48,7 @@ class HostProgramBuilder:
     buffers: list[Buffer] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     kernels: dict[int, Kernel] = field(default_factory=dict)
+    shared: dict = field(default_factory=dict)
 
     def fresh(self, stem: str) -> str:
         count = self.counts.get(stem, 0)
@@ -75,11 +77,23 @@ class HostProgramBuilder:
     # -- steps
 
     def steps(self, nodes: Sequence[Node]) -> list[Step]:
-        return [step for node in nodes for step in self.node_steps(node)]
+        shared = overwritten(nodes)
+        for result, operand in reversed(shared.items()):
+            if result in self.views and operand not in self.views:
+                self.views[operand] = self.typed(self.views[result], operand.aval)
+        self.shared |= shared
+        computed = {output for node in nodes for output in node.outputs}
+        steps = []
+        for node in nodes:
+            for result, operand in node.overwrites.items():
+                if result in shared and operand in computed and result not in self.views:
+                    self.views[result] = self.typed(self.place(operand), result.aval)
+            steps += self.node_steps(node)
+        return steps
 
     def node_steps(self, node: Node) -> list[Step]:
         if node.kind == "group":
-            return [self.launch(node)]
+            return self.launch(node)
         if node.kind == "alias":
             return self.alias(node.eqns[0])
         if node.kind == "kernel":
@@ -101,7 +115,8 @@ class HostProgramBuilder:
             operands[i] = results[result_index]
         return [*copies, Launch(kernel, tuple(operands), tuple(results))]
 
-    def launch(self, node: Node) -> Launch:
+    def launch(self, node: Node) -> list[Step]:
+        """The launch of a group; before it, a copy of an operand that it overwrites and others still read."""
         schedule = node.own_schedule
         if id(node) not in self.kernels:
             self.kernels[id(node)] = self.emit(node)
@@ -113,9 +128,13 @@ class HostProgramBuilder:
             last = node.finish.own_schedule
             reads += [var for var, _ in last.requests.inputs if var not in makes]
             makes = [*(var for var, _ in last.outputs), *kept_results(node)]
-        return Launch(
-            self.kernels[id(node)], tuple(map(self.place, reads)), tuple(map(self.place, makes))
-        )
+        operands, results = list(map(self.place, reads)), list(map(self.place, makes))
+        copies: list[Step] = []
+        for result, operand in node.overwrites.items():
+            if result not in self.shared:
+                copies.append(Copy(self.place(operand), self.place(result)))
+                operands[reads.index(operand)] = self.place(result)
+        return [*copies, Launch(self.kernels[id(node)], tuple(operands), tuple(results))]
 
     def emit(self, node: Node) -> Kernel:
         schedule = node.own_schedule

@@ -19,7 +19,7 @@ from pbkern._jax import bind_again, source_context, user_line
 from pbkern.dsl.host_program import HostProgram
 from pbkern.fuse.access.blocks import literal
 from pbkern.fuse.algebra.prng_keys import keys_of_words, words_of_keys
-from pbkern.fuse.graph import Node
+from pbkern.fuse.graph import Node, other_readers
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,24 @@ def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[No
     for node in nodes:
         for read in node.reads():
             readers.setdefault(read, []).append(node)
+    rivals = other_readers(nodes)
     while waiting:
         run: dict[Node, None] = {}
         reached = set(known)
-        progress = True
+        progress = patient = True  # patient: what overwrites an operand lets its readers go first
         while progress:
-            progress = False
+            before = len(run)
             for node in waiting:
-                if node not in run and (node.kind != "xla") == ours and node.reads() <= reached:
+                if node in run or (node.kind != "xla") != ours or not node.reads() <= reached:
+                    continue
+                if not patient or not any(
+                    reader in waiting and reader not in run for reader in rivals.get(node, ())
+                ):
                     run[node] = None
                     reached.update(node.outputs)
-                    progress = True
+                    patient = True
+            progress = len(run) > before or (patient and bool(rivals))
+            patient = len(run) > before
         ready = without_early_views(run, readers, results)
         if ready:
             runs.append(list(ready))

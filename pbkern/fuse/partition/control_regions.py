@@ -11,18 +11,16 @@ from collections.abc import Callable, Iterable
 from jax.extend import core as jex
 
 from pbkern._jax import params_of
-from pbkern.core.jax_types import array_aval
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import passed_over, run_passes
-from pbkern.fuse.graph import Inner, Node, order
+from pbkern.fuse.graph import Inner, Node, order, overwritten
 from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.simplify.literal_operands import operands_as_equations, outputs_as_equations
 from pbkern.fuse.split.two_stage import SPLIT_REDUCTIONS
-from pbkern.fuse.tiling.block_search import schedule_at
 from pbkern.fuse.time_tiling.overlapped import tile_time
 
 from . import leave_layouts_to_xla
-from .donation import scatter_into_carries
+from .donation import carried, in_place, scatter_into_carries
 
 # They stand before and after a complex operation that is left to XLA, and become views where there
 # is none.
@@ -50,7 +48,8 @@ def control_node(parts, eqn, partition: Callable) -> Node:
         closed = operands_as_equations(outputs_as_equations(split))
         if closed.consts:
             return Node("xla", [eqn], list(eqn.outvars), reason="its body holds array constants")
-        inside = partition(closed, parts.machine, parts.supports, parts.options)
+        pairs = _pairs(parts, eqn, name, closed.jaxpr)
+        inside = partition(closed, parts.machine, parts.supports, parts.options, pairs=pairs)
         bad = _cause([node for node in inside.nodes if node.kind == "xla"])
         if bad is not None:
             reason = f"{bad.eqns[0].primitive.name} in its body: {bad.reason}"
@@ -62,9 +61,35 @@ def control_node(parts, eqn, partition: Callable) -> Node:
         )
     if any(isinstance(var, jex.Literal) for var in eqn.invars):
         return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
-    return Node(
-        "control", [eqn], list(eqn.outvars), inner=bodies | _time_blocks(parts, eqn, bodies)
-    )
+    inner = bodies | _time_blocks(parts, eqn, bodies)
+    shares = _shared_operands(parts, eqn, inner)
+    return Node("control", [eqn], list(eqn.outvars), inner=inner, shares=shares)
+
+
+def _pairs(parts, eqn, name: str, body: jex.Jaxpr) -> dict:
+    """Result of a body -> the operand of the body that it may overwrite."""
+    if eqn.primitive.name != "cond":
+        return carried(eqn, name, body)
+    return {
+        result: body.invars[eqn.invars.index(parts.updates[var].operand) - 1]
+        for var, result in zip(eqn.outvars, body.outvars)
+        if var in parts.updates
+    }
+
+
+def _shared_operands(parts, eqn, inner: dict[str, Inner]) -> dict:
+    """Result of control flow -> the operand that all bodies hand on or update in place."""
+    bodies = [(body, in_place(body)) for name, body in inner.items() if name != "cond_jaxpr"]
+    return {
+        var: parts.updates[var].operand
+        for number, var in enumerate(eqn.outvars)
+        if var in parts.updates
+        and "rest" not in inner
+        and all(
+            (result := body.jaxpr.outvars[number]) in updated or result in body.jaxpr.invars
+            for body, updated in bodies
+        )
+    }
 
 
 def _cause(left: list[Node]) -> Node | None:
@@ -80,11 +105,8 @@ def _cause(left: list[Node]) -> Node | None:
 def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
     """Do scatters into operands of a body update in place, as XLA's do, instead of copying once per step?"""
     nodes = inner.partition.nodes
-    nested = [
-        subgroup for node in nodes for i in node.inner.values() for subgroup in i.partition.groups()
-    ]
-    if any(subgroup.scatters() and subgroup.own_schedule.aliases for subgroup in nested):
-        return False  # that loop starts with a copy
+    if any(map(_copies, nodes)):
+        return False
     given = set(inner.jaxpr.invars)
     groups = [
         node
@@ -95,19 +117,19 @@ def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
         )
     ]
     scatter_into_carries(eqn, name, inner)
-    for group in groups:
-        few = all(
-            member.invars[2].aval.size <= parts.limits.few_updates
-            for member in group.eqns
-            if member.primitive.name in SCATTERS
-        )
-        if few and group.own_schedule.aliases:  # nothing is copied: one program is enough
-            outputs = [var for var, _ in group.own_schedule.outputs]
-            shape = array_aval(outputs[0]).shape
-            whole = schedule_at(group.eqns, outputs, shape, parts.machine)
-            group.schedule = group.schedule if whole is None else whole
-    scatter_into_carries(eqn, name, inner)
-    return all(member.own_schedule.aliases for member in groups)
+    shared = overwritten(inner.ordered)
+    return all(not shared.keys().isdisjoint(member.overwrites) for member in groups)
+
+
+def _copies(node: Node) -> bool:
+    """Does a loop in a loop copy what it scatters into, each time that it begins?"""
+    for body in node.inner.values():
+        groups, updated = body.partition.groups(), in_place(body)
+        if any(group.scatters() and group.own_schedule.aliases for group in groups):
+            results = zip(node.outputs, body.jaxpr.outvars)
+            if any(inside in updated and var not in node.shares for var, inside in results):
+                return True
+    return False
 
 
 def _time_blocks(parts, eqn, bodies: dict[str, Inner]) -> dict[str, Inner]:

@@ -18,7 +18,7 @@ from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.scatter import SCATTERS
-from pbkern.fuse.graph import Inner, Node
+from pbkern.fuse.graph import Inner, Node, overwritten
 from pbkern.fuse.tiling.block_search import Schedule
 
 
@@ -27,7 +27,7 @@ def use_donated(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]
 
     Nothing else reads such an operand, or the group scatters into the carries of loops.
     """
-    _set_aliases(nodes, nodes, jaxpr, _pairs(jaxpr, donated))
+    _set_aliases(nodes, nodes, jaxpr, donated_pairs(jaxpr, donated))
     for node in nodes:
         for name, inner in node.inner.items():
             scatter_into_carries(node.eqns[0], name, inner)
@@ -41,21 +41,23 @@ def scatter_into_carries(eqn, name: str, inner: Inner) -> None:
         [node for node in nodes if node.scatters()],
         nodes,
         inner.jaxpr,
-        _carried(eqn, name, inner.jaxpr),
+        carried(eqn, name, inner.jaxpr),
     )
 
 
-def in_place(inner: Inner) -> set:
-    """Results that kernels of a body write over an operand."""
-    schedules = [
-        node.schedule
-        for node in inner.partition.nodes
-        if node.kind == "group" and node.schedule is not None
-    ]
-    return {schedule.outputs[place][0] for schedule in schedules for _, place in schedule.aliases}
+def in_place(inner: Inner) -> dict:
+    """Result of a body -> the operand of the body over which kernels write it."""
+    shared, updated = overwritten(inner.ordered), {}
+    for result in inner.jaxpr.outvars:
+        var = None if isinstance(result, jex.Literal) else result
+        while var in shared:
+            var = shared[var]
+        if var is not None and var is not result and var in inner.jaxpr.invars:
+            updated[result] = var
+    return updated
 
 
-def _carried(eqn, name: str, body: jex.Jaxpr) -> dict:
+def carried(eqn, name: str, body: jex.Jaxpr) -> dict:
     """New carry -> old one."""
     params = params_of(eqn)
     if name == "jaxpr" and eqn.primitive.name == "scan":
@@ -80,12 +82,12 @@ def _set_aliases(
         if len(readers.get(pair, ())) == 1 and pair not in results and results.count(result) == 1
     }
     for node in groups:
-        if node.kind == "group" and node.schedule is not None:
+        if node.kind == "group" and node.schedule is not None and not node.schedule.aliases:
             aliases = tuple(_aliases(node, node.schedule, pairs))
             node.schedule = dataclasses.replace(node.schedule, aliases=aliases)
 
 
-def _pairs(jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> dict:
+def donated_pairs(jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> dict:
     """Result -> the donated operand that it overwrites, paired as jax.jit does: the first with the first of equal type."""
     waiting: dict = {}
     for var, flag in zip(jaxpr.invars, donated):

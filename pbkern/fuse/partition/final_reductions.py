@@ -61,6 +61,7 @@ def _is_one_program(node: Node) -> bool:
         node.kind == "group"
         and node.schedule is not None
         and not node.schedule.grid
+        and not node.schedule.aliases
         and not node.scatters()
     )
 
@@ -88,7 +89,7 @@ class _Joining:
         ):  # fused nodes wait for XLA's as late as they can
             return
         maker = max(makers, key=lambda source: self.position[id(source)])
-        if maker.kind == "group":
+        if maker.kind == "group" and not maker.own_schedule.aliases:
             self._into(maker, node, [view for view in views if self._source(view) is maker])
 
     def _views(self, node: Node) -> list[Node]:

@@ -11,24 +11,33 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jaxprs import atoms
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import MAX_EXTENT, NeedsWhole, is_long, rules
 from pbkern.fuse.access.windows_contractions import partial_reduce_p
 from pbkern.fuse.complex.views import VIEWS_OF_COMPLEX
-from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS, is_heavy, nbytes
+from pbkern.fuse.cost.kinds import (
+    CONTRACTIONS,
+    LOOKUPS,
+    SINGLE_PASS,
+    VIEWS,
+    is_alias,
+    is_heavy,
+    nbytes,
+)
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.indexing.sorted_prefix import first_sorted_p
 from pbkern.fuse.simplify.driver import CONTROL
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.block_search import Schedule, schedule_at
 from pbkern.fuse.tiling.one_program import grows
 from pbkern.fuse.tiling.search_memo import (
     memoised_extension,
@@ -39,8 +48,7 @@ from pbkern.fuse.tiling.search_memo import (
 from pbkern.fuse.time_tiling.limits import TimeTilingLimits
 
 from .control_regions import control_node
-
-ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
+from .in_place_updates import InPlaceUpdates, Update, UpdateLimits
 
 
 def has_chained_reductions(eqns: Iterable) -> bool:
@@ -55,16 +63,6 @@ def has_chained_reductions(eqns: Iterable) -> bool:
         if reduces or depends:
             after.update(eqn.outvars)
     return False
-
-
-def is_alias(eqn) -> bool:
-    """Does the equation only give an array another shape?"""
-    if eqn.primitive.name not in ALIASES:
-        return False
-    var, view = eqn.invars[0], eqn.outvars[0]
-    if isinstance(var, jex.Literal) or math.prod(var.aval.shape) != math.prod(view.aval.shape):
-        return False
-    return eqn.params.get("dimensions") is None or eqn.primitive.name == "squeeze"
 
 
 def alone_seconds(eqn, machine: CostModel) -> float:
@@ -88,7 +86,7 @@ def alone_seconds(eqn, machine: CostModel) -> float:
 
 
 @dataclass(frozen=True)
-class GrowthLimits(TimeTilingLimits):
+class GrowthLimits(TimeTilingLimits, UpdateLimits):
     """When equations join groups, one by one or many together, and steps of loops share kernels."""
 
     tie: float = threshold(
@@ -109,10 +107,6 @@ class GrowthLimits(TimeTilingLimits):
     small_copy: int = threshold(
         1 << 12,
         "bytes of a value that is duplicated where many equations are at once. Source: not recorded",
-    )
-    few_updates: int = threshold(
-        1 << 14,
-        "elements that a loop's scatter updates in one program: several take longer to start",
     )
 
 
@@ -136,6 +130,7 @@ class Partitioner:
         supports: Callable,
         options: object,
         partition: Callable,
+        pairs: Mapping,
     ) -> None:
         self.jaxpr, self.machine, self.supports, self.options = jaxpr, machine, supports, options
         self.limits = GrowthLimits()
@@ -151,6 +146,10 @@ class Partitioner:
         self.nodes_of: dict[int, list[Node]] = {}  # id(equation) -> nodes that compute it
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
+        self.pairs = pairs  # result -> the operand that it may overwrite
+        self.updates: dict[jex.Var, Update] = {}
+        # Ids of their equations that are no control flow: each has a kernel of its own.
+        self.alone_in_place: set[int] = set()
 
     def __str__(self) -> str:
         return str(Partition(self.nodes, self.edges))
@@ -222,6 +221,11 @@ class Partitioner:
 
     def grow(self) -> None:
         """Visits equations in reverse: each joins the group of its consumers, or begins one."""
+        self.updates = InPlaceUpdates(self.limits).of(self.jaxpr, self.pairs)
+        eqns_in_place = [update.eqn for update in self.updates.values()]
+        self.alone_in_place = {
+            id(eqn) for eqn in eqns_in_place if eqn.primitive.name not in CONTROL
+        }
         along: list = []  # equations that will join the group of their consumers together
         for eqn in reversed(self.jaxpr.eqns):
             if len(along) < self.limits.many_along and self.rides_along(eqn, along):
@@ -247,7 +251,7 @@ class Partitioner:
     def search_blocks(self) -> None:
         """Searches the blocks of whole groups: while groups grew, cheap equations kept the blocks so far."""
         for node in self.nodes:
-            if node.kind == "group" and len(node.eqns) > 1:
+            if node.kind == "group" and len(node.eqns) > 1 and not node.own_schedule.aliases:
                 try:
                     best = memoised_search(node.eqns, node.outputs, self.machine)
                 except Unfusable:  # there are no blocks but those that the group grew with
@@ -300,6 +304,8 @@ class Partitioner:
         filter's arithmetic.
         """
         if len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
+            return False
+        if id(eqn) in self.alone_in_place:
             return False
         (var,) = eqn.outvars
         consumers = self.consumers.get(var, ())
@@ -392,6 +398,12 @@ class Partitioner:
         if kind is not None:
             self.add_node(Node(kind[0], [eqn], list(eqn.outvars), reason=kind[1]))
             return
+        if id(eqn) in self.alone_in_place:
+            schedule, _ = self.attempt([eqn], eqn.outvars, None, eqn)
+            if schedule is not None:
+                self.add_node(Node("group", [eqn], list(eqn.outvars), schedule))
+                return
+            self.alone_in_place.remove(id(eqn))
         users = list({id(user): user for var in eqn.outvars for user in self.users(var)}.values())
         groups = [user for user in users if user.kind == "group"]
         outside = [user for user in users if user.kind != "group"]
@@ -560,7 +572,11 @@ class Partitioner:
             eqns
         ):
             return None, "reduce-reduce fusion is disabled"
+        if self.updates and (why := self.keeps_apart(eqns)):
+            return None, why
         try:
+            if any(id(eqn) in self.alone_in_place for eqn in eqns):
+                return self.in_one_program(eqns, outputs)
             schedule = self.grown(eqns, outputs, current, accept)
             if schedule is not None:
                 return schedule, ""
@@ -588,6 +604,37 @@ class Partitioner:
             return None, str(e)
         except (UnsupportedOp, NotImplementedError) as e:
             return None, str(e).splitlines()[0]
+
+    def keeps_apart(self, eqns: Sequence) -> str:
+        """Why equations cannot share a kernel for the sake of an update in place; "" if they can."""
+        ids = set(map(id, eqns))
+        for update in self.updates.values():
+            if ids & update.readers and ids & update.after:
+                return "an update between them overwrites what one reads"
+        return ""
+
+    def is_quick(self, eqn) -> bool:
+        """Does an equation make little of little, or is it an update itself?"""
+        name, reads = eqn.primitive.name, atoms(eqn)
+        if name in LOOKUPS:  # of any array
+            reads = reads[1:]
+        little = all(
+            math.prod(var.aval.shape) <= self.limits.few_updates for var in (*eqn.outvars, *reads)
+        )
+        known = name in ELEMENTWISE or name in VIEWS or name in LOOKUPS or name in SINGLE_PASS
+        return id(eqn) in self.alone_in_place or (known and little)
+
+    def in_one_program(self, eqns: list, outputs: Sequence) -> tuple[Schedule | None, str]:
+        """The schedule of an update in place, and of cheap equations that make its window."""
+        update, *more = (eqn for eqn in eqns if id(eqn) in self.alone_in_place)
+        operand, output = update.invars[0], update.outvars[0]
+        if more or list(outputs) != [output] or not all(map(self.is_quick, eqns)):
+            return None, "an update in place has a kernel of its own"
+        schedule = schedule_at(eqns, [output], output.aval.shape, self.machine)
+        if schedule is None:
+            return None, "the model has no price"
+        place = [var for var, _ in schedule.requests.inputs].index(operand)
+        return replace(schedule, aliases=((place, 0),)), ""
 
     def grown(
         self,

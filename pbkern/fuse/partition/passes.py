@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from jax.extend import core as jex
 
@@ -126,9 +127,17 @@ WHOLE_PASSES = (
 
 
 def partition(
-    closed: jex.ClosedJaxpr, machine: CostModel, supports: Callable, options: object, name: str = ""
+    closed: jex.ClosedJaxpr,
+    machine: CostModel,
+    supports: Callable,
+    options: object,
+    name: str = "",
+    pairs: Mapping = MappingProxyType({}),
 ) -> Partition:
-    """Groups the equations of a simplified jaxpr; `name`: the function's, in dumps."""
-    parts = Partitioner(closed.jaxpr, machine, supports, options, partition)
+    """Groups the equations of a simplified jaxpr; `name`: the function's, in dumps.
+
+    `pairs`: result -> the operand that it may overwrite.
+    """
+    parts = Partitioner(closed.jaxpr, machine, supports, options, partition, pairs)
     run_passes("partition", PARTITION_PASSES, parts, options, of=name)
     return Partition(parts.nodes, parts.edges)

@@ -22,6 +22,7 @@ from pbkern.lower.values.values import (
     Opaque,
     Stored,
     Value,
+    Windowed,
     is_index_only,
 )
 
@@ -205,7 +206,16 @@ def _dynamic_update_slice(builder, eqn, ins):
         )
         return xs[1] if inside is None else builder.select(inside, xs[1], xs[0])
 
-    return Lazy(src.shape, src.dtype, (src, update), route, combine, cost=TEST_COST, guard=True)
+    return Windowed(
+        src.shape,
+        src.dtype,
+        (src, update),
+        route,
+        combine,
+        cost=TEST_COST,
+        guard=True,
+        offsets=tuple(offsets),
+    )
 
 
 def inside_range(pool: Pool, builder, ix: Index, extents, outer=None) -> Expr | None:

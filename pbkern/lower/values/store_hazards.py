@@ -15,7 +15,7 @@ from pbkern.lower.values.draft import NestDraft
 
 from . import materialise
 from .items import StoreItem
-from .values import Contract, Index, Opaque, Stored, Value, dims_index
+from .values import Contract, Index, Opaque, Stored, Value, Windowed, dims_index
 
 
 def _whereabouts(buf: Buf, index: Index) -> tuple:
@@ -31,22 +31,26 @@ def protect(
 ) -> None:
     """Stores values elsewhere that are still to be read from buffers about to be written."""
     asked = [*captured, *builder.pending_reads.reading(written, builder.now)]
-    if direct is not None and _conflicts(builder, direct, written):
-        asked += materialise.uses(direct)
+    if direct is not None:
+        asked += _before_store(builder, direct, written)
     for value in map(builder.resolve, asked):
         if _reads(builder, value, written):
             builder.force(value)
 
 
+def _before_store(builder, item: StoreItem, written: set[Buf]) -> Sequence[Value]:
+    """Values that a statement needs of the buffer that it writes, where it writes over them before it has read them."""
+    value = builder.resolve(item.value)
+    if isinstance(value, Windowed) or (isinstance(value, Opaque) and value.over_first):
+        first, *later = value.operands
+        if not _conflicts(builder, dataclasses.replace(item, value=first), written):
+            return [other for other in later if _reads(builder, other, written)]
+    return materialise.uses(item) if _conflicts(builder, item, written) else ()
+
+
 def _conflicts(builder, item: StoreItem, written: set[Buf]) -> bool:
     """Whether the statement reads the written buffer at another index than it writes, or before its sums are done."""
     value = builder.resolve(item.value)
-    if (
-        isinstance(value, Opaque)
-        and value.over_first
-        and not any(_reads(builder, operand, written) for operand in value.operands[1:])
-    ):
-        return _conflicts(builder, dataclasses.replace(item, value=value.operands[0]), written)
     asked = [value] if item.mask is None else [value, builder.resolve(item.mask)]
     asked = [source for source in asked if _reads(builder, source, written)]
     if any(isinstance(source, (Contract, Opaque)) for source in asked):

@@ -89,6 +89,13 @@ class Lazy(Value):
 
 
 @dataclass(eq=False)
+class Windowed(Lazy):
+    """The first operand with the second one in its place at `offsets`: stored over the first operand, only that window is."""
+
+    offsets: Index = ()
+
+
+@dataclass(eq=False)
 class Contract(Value):
     """A reduction with its own space.
 
