@@ -427,6 +427,23 @@ def without_refs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return pxla._discharge_internal_refs(closed)
 
 
+def of_contents(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A jaxpr over Refs as a function: contents of Refs -> its results, then the new contents of every Ref."""
+    return discharge.discharge_state(closed)
+
+
+def needed_operands(
+    closed: jex.ClosedJaxpr, results: Sequence[bool]
+) -> tuple[jex.ClosedJaxpr, list[bool]]:
+    """(the jaxpr without what these results do not need but its operands, which operands they need).
+
+    Carries of loops that lead to no result are gone, too.
+    """
+    _, used = partial_eval.dce_jaxpr(closed.jaxpr, list(results))
+    whole, _ = partial_eval.dce_jaxpr(closed.jaxpr, list(results), instantiate=True)
+    return core.ClosedJaxpr(whole, closed.consts), used
+
+
 def without_ref_operands(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, tuple[int, ...]]:
     """(a jaxpr over the contents of Refs, the numbers of the operands that are Refs).
 
@@ -488,6 +505,11 @@ def jvp_jaxpr(
 ) -> tuple[jex.ClosedJaxpr, Sequence[bool]]:
     """(primals, nonzero tangents) -> (results, nonzero result tangents), and which result tangents are nonzero."""
     return ad.jvp_jaxpr(closed, list(nonzero), False)
+
+
+def tangent_type(type_):
+    """Array type of the tangents of arrays of a type; float0 for those without derivatives."""
+    return jax.core.ShapedArray(type_.shape, type_.dtype).to_tangent_aval()
 
 
 def tangent_zeros(results: Sequence) -> list[Zero]:

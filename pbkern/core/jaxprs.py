@@ -6,7 +6,8 @@ renames variables (JAX shares inner jaxprs between call sites) and type-checks t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 import jax
@@ -34,11 +35,11 @@ CALLS = {
 }
 
 
-# Primitives of jax 0.11 that are functions of others: what they are elsewhere. Factors of 1 - x^2
-# keep its digits near 1.
-EXPANSIONS: Mapping[str, Callable] = {
-    "one_minus_square": lambda x: (1 + x) * (1 - x),
-    "log2": lambda x: jax.lax.log(x) / np.asarray(np.log(2.0), x.dtype),
+# Primitives that are functions of others: f(*operands, **params). Two are of jax 0.11; factors of
+# 1 - x^2 keep its digits near 1.
+EXPANSIONS: dict[str, Callable] = {
+    "one_minus_square": lambda x, **_: (1 + x) * (1 - x),
+    "log2": lambda x, **_: jax.lax.log(x) / np.asarray(np.log(2.0), x.dtype),
 }
 
 
@@ -63,7 +64,8 @@ def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
     if eqn.primitive.name == "custom_linear_solve":
         return _solution(eqn)
     if eqn.primitive.name in EXPANSIONS:
-        return jax.make_jaxpr(EXPANSIONS[eqn.primitive.name])(fresh_aval(eqn.invars[0].aval))
+        expansion = functools.partial(EXPANSIONS[eqn.primitive.name], **eqn.params)
+        return jax.make_jaxpr(expansion)(*[fresh_aval(var.aval) for var in eqn.invars])
     key = CALLS.get(eqn.primitive.name)
     inner = eqn.params.get(key) if key else None
     if inner is None and key:
