@@ -429,7 +429,7 @@ def without_refs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def of_contents(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A jaxpr over Refs as a function: contents of Refs -> its results, then the new contents of every Ref."""
-    return discharge.discharge_state(closed)
+    return discharge.discharge_state(closed, lower=False)  # which keeps rules for derivatives
 
 
 def needed_operands(

@@ -6,6 +6,8 @@ renames variables (JAX shares inner jaxprs between call sites) and type-checks t
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
@@ -34,6 +36,10 @@ CALLS = {
     "pbkern_call": "jaxpr",
 }
 
+
+# Equations whose derivative is another than that of what they compute.
+WITH_RULES = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "stop_gradient")
+_rules_are_kept = contextvars.ContextVar("rules_are_kept", default=False)
 
 # Primitives that are functions of others: f(*operands, **params). Two are of jax 0.11; factors of
 # 1 - x^2 keep its digits near 1.
@@ -73,6 +79,21 @@ def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
     if inner is None:
         return None
     return inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
+
+
+@contextlib.contextmanager
+def rules_kept() -> Iterator[None]:
+    """Retracing keeps equations with derivatives of their own, in place of inlining them, in a `with` block."""
+    token = _rules_are_kept.set(True)
+    try:
+        yield
+    finally:
+        _rules_are_kept.reset(token)
+
+
+def has_rules(jaxpr: jex.Jaxpr) -> bool:
+    """Whether an equation, at any depth, has a derivative of its own."""
+    return any(eqn.primitive.name in WITH_RULES for eqn in equations(jaxpr))
 
 
 def _solution(eqn) -> jex.ClosedJaxpr:
@@ -238,6 +259,8 @@ class _Retrace:
         return [read(var) for var in jaxpr.outvars]
 
     def step(self, eqn, operands: list, wanted: set) -> Sequence:
+        if eqn.primitive.name in WITH_RULES and _rules_are_kept.get():
+            return bind_again(eqn, operands)
         inner = called_jaxpr(eqn)
         if inner is not None:
             return self.run(inner.jaxpr, inner.consts, operands)

@@ -352,3 +352,41 @@ def test_grids_of_unknown_size_have_derivatives():
     x = jnp.arange(1.0, 9.0)
     got = jax.grad(lambda x: squares(x, jnp.int32(3)).sum())(x)
     np.testing.assert_array_equal(got, [2, 4, 6, 0, 0, 0, 0, 0])
+
+
+@jax.custom_vjp
+def straight_through(x):
+    return jnp.round(x)
+
+
+straight_through.defvjp(lambda x: (straight_through(x), None), lambda _, given: (2 * given,))
+
+
+@jax.custom_jvp
+def steeper(x):
+    return x**3
+
+
+steeper.defjvp(lambda xs, tangents: (steeper(xs[0]), 7 * tangents[0]))
+
+RULES = {
+    "stop_gradient": lambda x: jax.lax.stop_gradient(x) * x,
+    "relu": jax.nn.relu,  # 0 at 0, where a maximum has 1/2
+    "custom_jvp": lambda x: steeper(x) * x,
+    "custom_vjp": lambda x: straight_through(x) * x,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_inside_bodies_win(rule):
+    @pbkern.kernel(out_shape=s(4))
+    def kernel(x, o):
+        o[...] = RULES[rule](x[...])
+
+    x = jnp.array([0.0, 1, -2, 3.25])
+    stacked = [jnp.stack([x, 2 * x])]
+    close(gradients(jax.vmap(kernel), stacked), gradients(jax.vmap(RULES[rule]), stacked))
+    twice = AROUND["gradient of gradient"]
+    close(twice(kernel, [x]), twice(RULES[rule], [x]))
+    if rule != "custom_vjp":  # which has no tangents
+        close(pushed(kernel, [x]), pushed(RULES[rule], [x]))

@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from pbkern import _jax
-from pbkern.core.jaxprs import retrace_into
+from pbkern.core.jaxprs import retrace_into, rules_kept
 from pbkern.dsl.kernel import ArrayType, BlockMapping, Kernel, Scratch
 from pbkern.dsl.primitives import atomics, grid
 from pbkern.dsl.trace import body_dtypes, needs_x64, trace_kernel
@@ -331,7 +331,8 @@ def saving_kernel(kernel: Kernel, saved: Sequence[int]) -> Kernel:
 
         for n, copy in zip(saved, copies):
             copy[...] = memory[n][...]
-        retrace_into(kernel.body.jaxpr, (), [*operands, *memory], without_stores)
+        with rules_kept():
+            retrace_into(kernel.differentiable.jaxpr, (), [*operands, *memory], without_stores)
 
     with jax.enable_x64(True):  # every type is explicit by now
         return trace_kernel(

@@ -14,7 +14,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs import retrace
+from pbkern.core.jaxprs import retrace, rules_kept
 from pbkern.dsl.kernel import ArrayType, BlockMapping, Kernel, Squeezed
 
 
@@ -91,6 +91,8 @@ def batched_kernel(kernel: Kernel, batched: tuple[bool, ...], size: int) -> Kern
 
     with jax.enable_x64(True):
         body = retrace(kernel.body, shift_axis)
+        with rules_kept():
+            with_rules = kernel.with_rules and retrace(kernel.with_rules, shift_axis)
     return dataclasses.replace(
         kernel,
         grid=(size, *kernel.grid),
@@ -98,6 +100,7 @@ def batched_kernel(kernel: Kernel, batched: tuple[bool, ...], size: int) -> Kern
         inputs=inputs,
         outputs=outputs,
         body=body,
+        with_rules=with_rules,
         compiler_params={
             key: _batched_params(param) for key, param in kernel.compiler_params.items()
         },

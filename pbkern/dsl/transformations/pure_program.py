@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import retrace, retrace_into
+from pbkern.core.jaxprs import retrace, retrace_into, rules_kept
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.primitives.ref_access import is_ref_access
 
@@ -64,7 +64,7 @@ def pure_program(kernel: Kernel) -> PureProgram:
         )
         _trace(kernel, place, inside, refs)
 
-    with jax.enable_x64(True):  # every type is explicit by now
+    with jax.enable_x64(True), rules_kept():  # every type is explicit by now
         refs = [_jax.ref_aval(*type_) for type_ in state]
         traced = jax.make_jaxpr(run)(*[NUMBER] * rank, *sides, *blocks, *refs)
         contents, _ = _jax.needed_operands(_jax.of_contents(traced), [True] * len(state))
@@ -95,7 +95,7 @@ def _trace(kernel: Kernel, place: Sequence, inside: Sequence, memory: Sequence) 
             return _accessed(eqn, operands)
         return _folded(eqn, operands)
 
-    retrace_into(kernel.body.jaxpr, (), memory, rewrite)
+    retrace_into(kernel.differentiable.jaxpr, (), memory, rewrite)
 
 
 def _accessed(eqn, operands: Sequence) -> list:

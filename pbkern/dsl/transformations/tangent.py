@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core as jex
 from jax.interpreters import ad
 
 from pbkern import _jax
-from pbkern.core.jaxprs import equations, retrace_into
+from pbkern.core.jaxprs import equations, retrace_into, rules_kept
 from pbkern.dsl.kernel import BlockMapping, Kernel
 from pbkern.dsl.primitives import grid
-from pbkern.dsl.trace import canonical_body
+from pbkern.dsl.trace import canonical_body, with_both_bodies
 
 from .pure_program import REPORTS
 
@@ -38,12 +39,13 @@ def tangent_kernel(kernel: Kernel, active: tuple[bool, ...]) -> Kernel:
     dtypes = [m.array for m in kernel.outputs] + list(kernel.scratch)
     with_tangent = [*active, *map(is_differentiable, dtypes)]
     stored = values_kept(kernel)
-    both, _ = _jax.jvp_jaxpr(kernel.body, with_tangent)
+    both, _ = _jax.jvp_jaxpr(kernel.differentiable, with_tangent)
     places = _places(kernel, with_tangent, stored)
 
     def run(*refs):
         operands = [refs[places[n]] if n in places else Absent() for n in range(len(both.in_avals))]
-        retrace_into(both.jaxpr, both.consts, operands, without_stores)
+        with rules_kept():
+            retrace_into(both.jaxpr, both.consts, operands, without_stores)
 
     order = sorted(places, key=lambda n: places[n])
     with jax.enable_x64(True):  # every type is explicit by now
@@ -54,15 +56,20 @@ def tangent_kernel(kernel: Kernel, active: tuple[bool, ...]) -> Kernel:
     scratch_tangents = [
         buf for buf, has in zip(kernel.scratch, with_tangent[len(mappings) :]) if has
     ]
-    return dataclasses.replace(
+    tangent = dataclasses.replace(
         kernel,
         name=f"{kernel.name}_tangent",
         inputs=(*kernel.inputs, *tangents_in),
         outputs=(*(kernel.outputs[n] for n in stored), *tangents_out),
         scratch=(*kernel.scratch, *scratch_tangents),
-        body=canonical_body(body, kernel.name),
         aliases=_aliases(kernel, active, stored),
+        with_rules=None,
     )
+
+    def complete(closed: jex.ClosedJaxpr) -> Kernel:
+        return dataclasses.replace(tangent, body=canonical_body(closed, kernel.name))
+
+    return with_both_bodies(complete, body)
 
 
 def values_kept(kernel: Kernel) -> tuple[int, ...]:
