@@ -567,11 +567,6 @@ def known_value(tracer):
     return tracer.pval.get_known()
 
 
-def is_unknown(x) -> bool:
-    """Whether partial evaluation, as for a derivative in reverse, has no value for this yet."""
-    return isinstance(x, partial_eval.JaxprTracer) and not x.is_known()
-
-
 def replace_jvp(primitive, rule: Callable) -> Callable[[], None]:
     """Makes rule(stock rule, primals, tangents, **params) a primitive's JVP rule; returns what undoes it."""
     stock = ad.primitive_jvps[primitive]

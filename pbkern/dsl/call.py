@@ -16,7 +16,7 @@ from jax.extend import core as jex
 from jax.interpreters import mlir
 
 from pbkern import _jax
-from pbkern.core.errors import KernelError, TargetError, UnsupportedKernel
+from pbkern.core.errors import KernelError, TargetError
 
 from . import checks
 from .interpret import interpret as interpret_kernel
@@ -90,16 +90,6 @@ def _no_target(ctx, *_, kernel: Kernel):
         f"no target compiles kernel `{kernel.name}` for {', '.join(ctx.module_context.platforms)}",
         at=kernel.defined_at or None,
         hint="import pbkern registers the targets of this installation; interpret=True runs anywhere",
-    )
-
-
-def derivative_error(name: str, at: str | None) -> UnsupportedKernel:
-    """Makes the error of a kernel that is differentiated."""
-    return UnsupportedKernel(
-        f"derivative of kernel `{name}`",
-        at=at,
-        why="a body that writes Refs is not differentiated",
-        hint="wrap the call in jax.custom_vjp with a kernel for the backward pass",
     )
 
 

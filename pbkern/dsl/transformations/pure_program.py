@@ -22,6 +22,7 @@ from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.primitives.ref_access import is_ref_access
 
 from .contents import access_of, read, written
+from .refusals import refuse_arrays_of_indices
 
 NUMBER = jax.core.ShapedArray((), np.dtype(np.int32))
 # Equations that only report what happens: the kernel itself has done so.
@@ -92,17 +93,19 @@ def _trace(kernel: Kernel, place: Sequence, inside: Sequence, memory: Sequence) 
                 return [inside[ends[number] + axis]]
             return [jnp.ones(operands[0].shape[axis : axis + 1], bool)]
         if is_ref_access(eqn):
-            return _accessed(eqn, operands)
+            return _accessed(kernel, eqn, operands)
         return _folded(eqn, operands)
 
     retrace_into(kernel.differentiable.jaxpr, (), memory, rewrite)
 
 
-def _accessed(eqn, operands: Sequence) -> list:
+def _accessed(kernel: Kernel, eqn, operands: Sequence) -> list:
     """An access as one of all contents of a Ref; of operands there are only the contents."""
     ref = operands[0]
     is_operand = not _jax.is_ref(jax.typeof(ref))
     access = access_of(eqn, ref.shape, operands)
+    if access.kind != "load":
+        refuse_arrays_of_indices(kernel, eqn, access)
     contents = ref if is_operand else ref[...]
     if access.kind == "load":
         return [read(contents, access)]

@@ -8,7 +8,7 @@ from pbkern import _jax
 from pbkern.core.errors import UnsupportedKernel
 from pbkern.core.jaxprs import equations, fingerprint
 from pbkern.dsl.kernel import Kernel
-from pbkern.dsl.primitives.ref_access import GatheredIndex, is_ref_access, ref_access
+from pbkern.dsl.primitives.ref_access import GatheredIndex, RefAccess
 
 CUSTOM = "jax.custom_vjp around the kernel, with a kernel for the backward pass"
 
@@ -33,16 +33,17 @@ def refuse(kernel: Kernel) -> None:
                 "bounds that are Python numbers",
                 eqn,
             )
-        if is_ref_access(eqn):
-            access = ref_access(eqn)
-            gathered = any(isinstance(index, GatheredIndex) for index in access.indices)
-            if access.kind != "load" and gathered and _is_float(access.value):
-                raise derivative_error(
-                    kernel,
-                    "it stores through an array of indices, which may name an element twice",
-                    "pbkern.atomic_add, or a loop that stores one element at a time",
-                    eqn,
-                )
+
+
+def refuse_arrays_of_indices(kernel: Kernel, eqn, access: RefAccess) -> None:
+    """Raises UnsupportedKernel for a store through an array of indices."""
+    if any(isinstance(index, GatheredIndex) for index in access.indices):
+        raise derivative_error(
+            kernel,
+            "it stores through an array of indices, which may name an element twice",
+            "pbkern.atomic_add, or a loop that stores one element at a time",
+            eqn,
+        )
 
 
 def refuse_views(kernel: Kernel) -> None:
