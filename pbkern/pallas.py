@@ -1,8 +1,8 @@
 """pl.pallas_call on CPUs and GPUs, without a change to the kernels: `pbkern.pallas.install()`.
 
 install() registers a lowering of JAX's pallas_call primitive for the target's platform, and of that
-of pl.kernel and pl.core_map. Under jit, vmap, jvp, scan and friends a kernel is imported
-(frontends/pallas/call.py), compiled and called like one written in pbkern. `interpret=True` and
+of pl.kernel and pl.core_map. Under jit, vmap, grad, scan and friends a kernel is imported
+(frontends/pallas/call.py), compiled, differentiated and called like one written in pbkern. `interpret=True` and
 InterpretParams still reach JAX's own interpreters. Kernels that ask for the machine's sizes
 (pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as
 they were written; meshes that ask the device for its cores (pltpu.create_tensorcore_mesh) have one.
