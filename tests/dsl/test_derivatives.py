@@ -390,3 +390,35 @@ def test_rules_inside_bodies_win(rule):
     close(twice(kernel, [x]), twice(RULES[rule], [x]))
     if rule != "custom_vjp":  # which has no tangents
         close(pushed(kernel, [x]), pushed(RULES[rule], [x]))
+
+
+def test_programs_of_parallel_dimensions_have_a_part_of_a_sum_each():
+    case = layer_norm()
+    backward = backward_plan(case.traced(), case.active).backward
+    assert backward.compiler_params["cpu"].dimension_semantics == ("parallel",)
+    assert [str(type_) for type_ in backward.out_types[1:]] == ["float32[4,1,32]"] * 2
+    assert not backward.aliases  # nothing needs to begin as zeros
+
+
+def test_large_parts_are_not_worth_their_memory():
+    def body(x, table, o):
+        o[...] = x[...] * table[...].sum()
+
+    rows = pbkern.BlockSpec((1,), lambda i: (i,))
+    kernel = pbkern.kernel(
+        body, grid=(64,), in_specs=[rows, pbkern.BlockSpec()], out_specs=rows, out_shape=s(64),
+        compiler_params=order("parallel"),
+    )  # fmt: skip
+    case = Case(kernel, lambda x, table: x * table.sum(), (numbers(64), numbers(100)))
+    backward = backward_plan(case.traced(), case.active).backward
+    assert backward.compiler_params["cpu"].dimension_semantics == ("arbitrary",)
+    close(pulled(kernel, case.operands), exactly(pulled, case))
+
+
+def test_what_one_branch_reads_is_computed_there():
+    """The product of the last step is no part of the other steps."""
+    case = matmul()
+    backward = backward_plan(case.traced(), case.active).backward
+    products = [eqn.primitive.name for eqn in backward.body.jaxpr.eqns].count("dot_general")
+    assert products == 2
+    assert backward.source().count("dot") > 2

@@ -37,16 +37,20 @@ class ProgramOrder:
             for axis, (number, size) in enumerate(zip(numbers, self.kernel.grid))
         ]
 
-    def spec(self, mapping: BlockMapping) -> BlockSpec:
-        """The BlockSpec that gives the other kernel's programs the blocks of their counterparts."""
+    def spec(self, mapping: BlockMapping, axes: tuple[int, ...] = ()) -> BlockSpec:
+        """The BlockSpec that gives the other kernel's programs the blocks of their counterparts.
+
+        `axes`: grid dimensions that the array has in front of those of the mapping, one block each.
+        """
         rank = len(self.kernel.grid)
 
         def index_map(*args):
-            return tuple(
-                jex.jaxpr_as_fun(mapping.index_map)(*self.place(args[:rank]), *args[rank:])
-            )
+            place = self.place(args[:rank])
+            block = jex.jaxpr_as_fun(mapping.index_map)(*place, *args[rank:])
+            return (*(place[axis] for axis in axes), *block)
 
-        return BlockSpec(mapping.dims, index_map, memory_space=mapping.memory_space)
+        dims = (*(None,) * len(axes), *mapping.dims)
+        return BlockSpec(dims, index_map, memory_space=mapping.memory_space)
 
     def spec_per_program(self, shape: tuple[int, ...]) -> BlockSpec:
         """The BlockSpec of an array of the grid's shape, then `shape`: a block of that for each program."""
