@@ -1,4 +1,4 @@
-"""What one branch of a conditional alone reads is computed there.
+"""Moves equations into the branch of a conditional that alone reads what they compute.
 
     t = dot(a, b)                                        def last(): t = dot(a, b); ...
     cond(is_last, lambda: tanh(t), lambda: 0)    ->      cond(is_last, last, lambda: 0)
@@ -19,7 +19,7 @@ from pbkern import _jax
 from pbkern.core.jaxprs import atoms, evaluate, literal_value, selector
 
 # A place of use: (a cond equation's id, the number of its branch); of all other uses together.
-ELSEWHERE = (0, 0)
+OTHER_USES = (0, 0)
 
 
 def sunk(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -83,12 +83,12 @@ def _moved(jaxpr: jex.Jaxpr) -> dict[tuple[int, int], list]:
     places = collections.defaultdict(set)
     for atom in jaxpr.outvars:
         if isinstance(atom, jex.Var):
-            places[atom].add(ELSEWHERE)
+            places[atom].add(OTHER_USES)
     moved = collections.defaultdict(list)
     for eqn in reversed(jaxpr.eqns):
         used = set().union(*(places[var] for var in eqn.outvars))
-        (place,) = used if len(used) == 1 and not eqn.effects else (ELSEWHERE,)
-        if place != ELSEWHERE:
+        (place,) = used if len(used) == 1 and not eqn.effects else (OTHER_USES,)
+        if place != OTHER_USES:
             moved[place].append(eqn)
         for atom in [selector(eqn, producers)[1]] if eqn.primitive.name == "cond" else atoms(eqn):
             if isinstance(atom, jex.Var):
