@@ -422,3 +422,27 @@ def test_what_one_branch_reads_is_computed_there():
     products = [eqn.primitive.name for eqn in backward.body.jaxpr.eqns].count("dot_general")
     assert products == 2
     assert backward.source().count("dot") > 2
+
+
+@pytest.mark.parametrize("update", ["max", "xchg"])
+def test_other_atomic_updates_have_the_derivative_of_their_order(update):
+    """A maximum's cotangent goes to the largest value, that of an exchange to the last one."""
+    tile = pbkern.BlockSpec((3,), lambda i: (i,))
+
+    @pbkern.kernel(grid=(4,), in_specs=[tile, tile], out_shape=s(4))
+    def updated(bin_of, weight, o):
+        @pbkern.when(pbkern.program_id(0) == 0)
+        def _():
+            o[...] = jnp.full(4, -5.0, jnp.float32)
+
+        getattr(pbkern, f"atomic_{update}")(o, bin_of[...], weight[...] * 2)
+
+    bin_of = np.array([3, 2, 2, 1, 1, 0, 0, 0, 0, 3, 2, 3], np.int32)
+    weight, given = numbers(12), np.arange(1.0, 5.0, dtype=np.float32)
+    (got,) = jax.vjp(lambda weight: updated(bin_of, weight), weight)[1](given)
+    want = np.zeros(12)
+    for number in range(4):
+        (members,) = np.nonzero(bin_of == number)
+        chosen = members[weight[members].argmax()] if update == "max" else members[-1]
+        want[chosen] = 2 * given[number]
+    np.testing.assert_array_equal(got, want)
