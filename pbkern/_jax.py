@@ -427,6 +427,23 @@ def without_refs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return pxla._discharge_internal_refs(closed)
 
 
+def of_contents(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A jaxpr over Refs as a function: contents of Refs -> its results, then the new contents of every Ref."""
+    return discharge.discharge_state(closed, lower=False)  # which keeps rules for derivatives
+
+
+def needed_operands(
+    closed: jex.ClosedJaxpr, results: Sequence[bool]
+) -> tuple[jex.ClosedJaxpr, list[bool]]:
+    """(the jaxpr without what these results do not need but its operands, which operands they need).
+
+    Carries of loops that lead to no result are gone, too.
+    """
+    _, used = partial_eval.dce_jaxpr(closed.jaxpr, list(results))
+    whole, _ = partial_eval.dce_jaxpr(closed.jaxpr, list(results), instantiate=True)
+    return core.ClosedJaxpr(whole, closed.consts), used
+
+
 def without_ref_operands(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, tuple[int, ...]]:
     """(a jaxpr over the contents of Refs, the numbers of the operands that are Refs).
 
@@ -490,6 +507,11 @@ def jvp_jaxpr(
     return ad.jvp_jaxpr(closed, list(nonzero), False)
 
 
+def tangent_type(type_):
+    """Array type of the tangents of arrays of a type; float0 for those without derivatives."""
+    return jax.core.ShapedArray(type_.shape, type_.dtype).to_tangent_aval()
+
+
 def tangent_zeros(results: Sequence) -> list[Zero]:
     return [Zero(core.typeof(result).to_tangent_aval()) for result in results]
 
@@ -543,11 +565,6 @@ def stage_unknown(
 def known_value(tracer):
     """A tracer's value under partial evaluation; `is_known` first."""
     return tracer.pval.get_known()
-
-
-def is_unknown(x) -> bool:
-    """Whether partial evaluation, as for a derivative in reverse, has no value for this yet."""
-    return isinstance(x, partial_eval.JaxprTracer) and not x.is_known()
 
 
 def replace_jvp(primitive, rule: Callable) -> Callable[[], None]:

@@ -1,8 +1,8 @@
 """pl.pallas_call on CPUs and GPUs, without a change to the kernels: `pbkern.pallas.install()`.
 
 install() registers a lowering of JAX's pallas_call primitive for the target's platform, and of that
-of pl.kernel and pl.core_map. Under jit, vmap, jvp, scan and friends a kernel is imported
-(frontends/pallas/call.py), compiled and called like one written in pbkern. `interpret=True` and
+of pl.kernel and pl.core_map. Under jit, vmap, grad, scan and friends a kernel is imported
+(frontends/pallas/call.py), compiled, differentiated and called like one written in pbkern. `interpret=True` and
 InterpretParams still reach JAX's own interpreters. Kernels that ask for the machine's sizes
 (pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as
 they were written; meshes that ask the device for its cores (pltpu.create_tensorcore_mesh) have one.
@@ -19,15 +19,17 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import mlir
+from jax.interpreters import ad, mlir
 
 from pbkern import _jax, config
 from pbkern.api.pipeline import build_kernel, compile_programs, warn_of_export
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks
-from pbkern.dsl.call import derivative_error
+from pbkern.dsl.call import kernel_p
 from pbkern.dsl.primitives.prng_keys import is_key
+from pbkern.dsl.transformations.refusals import derivative_error
+from pbkern.dsl.transformations.rules import kernel_tangents
 from pbkern.frontends.pallas.bitcasts import width
 from pbkern.frontends.pallas.call import import_call
 from pbkern.frontends.pallas.mesh import call_params
@@ -133,19 +135,29 @@ def _lower_mesh(ctx, *nodes, interpret, **params):
     return _native(ctx, nodes, call_params(ctx.avals_in, **params))
 
 
-def _jvp(stock: Callable, primals, tangents, *, jaxpr, name, **params):
-    """JAX's rule, which runs values and tangents in one kernel: in reverse, where tangents come later, there is none.
+def _jvp(stock: Callable, primals, tangents, *, interpret, **params):
+    """The rule of kernels (dsl/transformations/rules.py), in place of JAX's, which knows forward mode alone.
 
-    Raises UnsupportedKernel where JAX would say that some linearization failed.
+    Raises UnsupportedKernel for kernels, and for operands and results, that have no derivative.
     """
-    failed = derivative_error(name or jaxpr.debug_info.func_name or "kernel", _jax.current_line())
-    try:
-        results = stock(primals, tangents, jaxpr=jaxpr, name=name, **params)
-    except NotImplementedError as e:
-        raise failed from e
-    if any(map(_jax.is_unknown, results[0])) and not any(map(_jax.is_unknown, primals)):
-        raise failed
-    return results
+    if interpret:
+        return stock(primals, tangents, interpret=interpret, **params)
+    imported = import_call(**params, target=_installed[0])
+    kernel, types = imported.kernel, imported.kernel.in_types
+    results = _jax.pallas().call_p.bind(*primals, interpret=interpret, **params)
+    moved = [tangents[operand] for operand in imported.operands]
+    for array, type_, tangent in (
+        *zip((primals[n] for n in imported.operands), types, moved),
+        *((x, type_, None) for x, type_ in zip(results, kernel.out_types)),
+    ):
+        if is_narrow_float(array.dtype) and not isinstance(tangent, ad.Zero):
+            raise derivative_error(
+                kernel,
+                f"{array.dtype} has too few digits: the kernel holds it as {type_.dtype}",
+                "operands and results of 16 or more bits",
+            )
+    held = [_held(primals[n], type_.dtype) for n, type_ in zip(imported.operands, types)]
+    return results, kernel_tangents(kernel_p, kernel, held, moved)
 
 
 def _native(ctx, nodes, params: dict):

@@ -6,7 +6,10 @@ renames variables (JAX shares inner jaxprs between call sites) and type-checks t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 import jax
@@ -34,11 +37,15 @@ CALLS = {
 }
 
 
-# Primitives of jax 0.11 that are functions of others: what they are elsewhere. Factors of 1 - x^2
-# keep its digits near 1.
-EXPANSIONS: Mapping[str, Callable] = {
-    "one_minus_square": lambda x: (1 + x) * (1 - x),
-    "log2": lambda x: jax.lax.log(x) / np.asarray(np.log(2.0), x.dtype),
+# Equations whose derivative is another than that of what they compute.
+WITH_RULES = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "stop_gradient")
+_rules_are_kept = contextvars.ContextVar("rules_are_kept", default=False)
+
+# Primitives that are functions of others: f(*operands, **params). Two are of jax 0.11; factors of
+# 1 - x^2 keep its digits near 1.
+EXPANSIONS: dict[str, Callable] = {
+    "one_minus_square": lambda x, **_: (1 + x) * (1 - x),
+    "log2": lambda x, **_: jax.lax.log(x) / np.asarray(np.log(2.0), x.dtype),
 }
 
 
@@ -63,7 +70,8 @@ def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
     if eqn.primitive.name == "custom_linear_solve":
         return _solution(eqn)
     if eqn.primitive.name in EXPANSIONS:
-        return jax.make_jaxpr(EXPANSIONS[eqn.primitive.name])(fresh_aval(eqn.invars[0].aval))
+        expansion = functools.partial(EXPANSIONS[eqn.primitive.name], **eqn.params)
+        return jax.make_jaxpr(expansion)(*[fresh_aval(var.aval) for var in eqn.invars])
     key = CALLS.get(eqn.primitive.name)
     inner = eqn.params.get(key) if key else None
     if inner is None and key:
@@ -71,6 +79,21 @@ def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
     if inner is None:
         return None
     return inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
+
+
+@contextlib.contextmanager
+def rules_kept() -> Iterator[None]:
+    """Retracing keeps equations with derivatives of their own, in place of inlining them, in a `with` block."""
+    token = _rules_are_kept.set(True)
+    try:
+        yield
+    finally:
+        _rules_are_kept.reset(token)
+
+
+def has_rules(jaxpr: jex.Jaxpr) -> bool:
+    """Whether an equation, at any depth, has a derivative of its own."""
+    return any(eqn.primitive.name in WITH_RULES for eqn in equations(jaxpr))
 
 
 def _solution(eqn) -> jex.ClosedJaxpr:
@@ -236,6 +259,8 @@ class _Retrace:
         return [read(var) for var in jaxpr.outvars]
 
     def step(self, eqn, operands: list, wanted: set) -> Sequence:
+        if eqn.primitive.name in WITH_RULES and _rules_are_kept.get():
+            return bind_again(eqn, operands)
         inner = called_jaxpr(eqn)
         if inner is not None:
             return self.run(inner.jaxpr, inner.consts, operands)

@@ -27,6 +27,7 @@ from pbkern.dsl.primitives.grid import (
 from pbkern.dsl.primitives.ref_access import GatheredIndex, Point, Range, RefAccess, ref_access
 from pbkern.dsl.text.spelling import bind
 
+from . import transformations  # noqa: F401  (registers rules of JAX's transformations)
 from .body_checks.verify import verify
 from .call import call_kernel
 from .checks import check, fail

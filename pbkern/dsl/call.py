@@ -1,6 +1,7 @@
 """Kernel, arrays -> arrays: inside and outside JAX transformations.
 
-A call binds the primitive `pbkern_kernel` (param: kernel), whose lowering each target registers;
+A call binds the primitive `pbkern_kernel` (param: kernel), whose lowering each target registers, and
+whose transformations transformations/rules.py does;
 `interpret=True` binds `pbkern_interpret` instead, which runs interpret.py in a callback.
 """
 
@@ -12,13 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 
 from pbkern import _jax
-from pbkern.core.errors import KernelError, TargetError, UnsupportedKernel
+from pbkern.core.errors import KernelError, TargetError
 
 from . import checks
-from .batched import batch
 from .interpret import interpret as interpret_kernel
 from .kernel import ArrayType, Kernel
 from .specs import array_type
@@ -93,28 +93,10 @@ def _no_target(ctx, *_, kernel: Kernel):
     )
 
 
-def derivative_error(name: str, at: str | None) -> UnsupportedKernel:
-    """Makes the error of a kernel that is differentiated."""
-    return UnsupportedKernel(
-        f"derivative of kernel `{name}`",
-        at=at,
-        why="a body that writes Refs is not differentiated",
-        hint="wrap the call in jax.custom_vjp with a kernel for the backward pass",
-    )
-
-
-def _no_derivative(primals, tangents, *, kernel: Kernel):
-    raise derivative_error(kernel.name, kernel.defined_at or None)
-
-
 for _p in (kernel_p, interpret_p):
     _p.multiple_results = True
     _p.def_abstract_eval(_result_types)
     _jax.set_eager_rule(_p)
-    ad.primitive_jvps[_p] = _no_derivative
-    batching.primitive_batchers[_p] = lambda args, dims, *, kernel, primitive=_p: batch(
-        primitive, args, dims, kernel
-    )
 
 mlir.register_lowering(kernel_p, _no_target)
 mlir.register_lowering(interpret_p, mlir.lower_fun(_run_in_callback, multiple_results=True))

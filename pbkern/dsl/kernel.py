@@ -189,6 +189,8 @@ class Kernel:
       dynamic_grid: (dimension, operand) pairs: that grid dimension's size is the value of that
         i32[] operand, and its entry in `grid` only an upper bound.
       defined_at: where it was defined, "file:line (function)", or "" for a fused kernel.
+      with_rules: the body before functions with derivatives of their own (jax.custom_jvp,
+        jax.custom_vjp, stop_gradient) became what they compute; None if it calls none.
       finish: the last stage, a kernel that runs once all programs are done. Its first operands are
         the programs' results, the others are further operands of this kernel; its results are this
         kernel's. What the programs write is private to the kernel, unless the last stage has a
@@ -214,6 +216,7 @@ class Kernel:
     num_scalar_prefetch: int = 0
     dynamic_grid: tuple[tuple[int, int], ...] = ()
     defined_at: str = ""
+    with_rules: ClosedJaxpr | None = None
     finish: Kernel | None = None
 
     @property
@@ -254,6 +257,11 @@ class Kernel:
     @property
     def num_programs(self) -> int:
         return math.prod(self.grid)
+
+    @property
+    def differentiable(self) -> ClosedJaxpr:
+        """The body of which derivatives are taken."""
+        return self.with_rules or self.body
 
     @cached_property
     def content(self) -> tuple:

@@ -24,7 +24,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import KernelError, UnsupportedOp
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import inner_jaxprs, retrace, retrace_into
+from pbkern.core.jaxprs import has_rules, inner_jaxprs, retrace, retrace_into, rules_kept
 from pbkern.core.options import TARGETS, nearest
 from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.core.process.public_names import PublicNames
@@ -355,15 +355,29 @@ def trace_kernel(
     closed = _trace_body(body, traced_kernel, x64)
     check_indices(closed, traced_kernel.name, traced_kernel.defined_at)
     if atomics.is_used(closed.jaxpr):
-        traced_kernel, closed = atomics.in_order(traced_kernel), atomics.expand(closed)
-    if sizes:
-        closed = bounded_slices.bound(closed, lambda refs: limits_of(traced_kernel, sizes, refs))
-    traced_kernel = with_private_inputs(
-        dataclasses.replace(traced_kernel, body=canonical_body(closed, traced_kernel.name))
-    )
+        traced_kernel = atomics.in_order(traced_kernel)
+
+    def complete(body: jex.ClosedJaxpr) -> Kernel:
+        if atomics.is_used(body.jaxpr):
+            body = atomics.expand(body)
+        if sizes:
+            body = bounded_slices.bound(body, lambda refs: limits_of(traced_kernel, sizes, refs))
+        body = canonical_body(body, traced_kernel.name)
+        return with_private_inputs(dataclasses.replace(traced_kernel, body=body))
+
+    traced_kernel = with_both_bodies(complete, closed)
     verify(traced_kernel)
     check_written(traced_kernel, {size - len(in_types) for size in sizes})
     return traced_kernel
+
+
+def with_both_bodies(complete: Callable, closed: jex.ClosedJaxpr) -> Kernel:
+    """complete(body), a Kernel, with the body that keeps functions with derivatives of their own."""
+    kernel = complete(closed)
+    if not has_rules(closed.jaxpr):
+        return kernel
+    with rules_kept():
+        return dataclasses.replace(kernel, with_rules=complete(closed).body)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from typing import ClassVar
 
 import jax
 import jax.export
@@ -365,6 +366,8 @@ def test_derivatives_of_tanh_and_logarithms_to_base_two_are_fused(dtype):
 
 def test_what_is_expanded_is_what_it_was():
     class Equation:  # as of jax 0.11
+        params: ClassVar = {"accuracy": None}
+
         def __init__(self, name):
             self.primitive, self.invars = (
                 type("P", (), {"name": name}),

@@ -11,7 +11,7 @@ from jax import lax
 
 import pbkern
 from pbkern import _jax
-from pbkern.core.errors import OutOfBoundsError, RaceError, UnsupportedOp
+from pbkern.core.errors import OutOfBoundsError, RaceError
 from pbkern.dsl import Point, Range, ref_access, same_kernel
 
 F32, I32 = jnp.float32, jnp.int32
@@ -520,11 +520,6 @@ def test_bodies_that_are_lambdas_or_partial_print_under_a_name():
     for body in (lambda x, o: scale(2.0, x, o), functools.partial(scale, 2.0)):
         x = f32(4)
         np.testing.assert_array_equal(run(pbkern.kernel(body, out_shape=s((4,))), x), x * 2)
-
-
-def test_derivatives_say_what_to_write():
-    with pytest.raises(UnsupportedOp, match=r"derivative of kernel `scaled`[\s\S]*jax.custom_vjp"):
-        jax.grad(lambda x: scaled(x, f32(1, 16))["y"].sum())(f32(16, 16))
 
 
 def test_compiler_params_print_with_their_import():

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
 
 import pbkern
-from pbkern.core.errors import KernelError, OptionError, UnsupportedKernel
+from pbkern.core.errors import KernelError, OptionError
 
 F32 = jnp.float32
 X = jax.ShapeDtypeStruct((16, 8), F32)
@@ -355,40 +354,6 @@ def test_complex_arguments():
     assert "real and imaginary" in e.value.hint
     (found,) = pbkern.interpret(kernel.trace(z), np.full(4, 2j, "c8"))
     np.testing.assert_array_equal(found, np.full(4, 2j, "c8"))
-
-
-def doubled(x_ref, o_ref):
-    o_ref[...] = x_ref[...] * 2
-
-
-@pytest.mark.parametrize(
-    "around", [lambda f: f, jax.jit, pbkern.jit], ids=["eager", "jit", "pbkern.jit"]
-)
-def test_a_pallas_call_without_a_derivative(around):
-    x = jnp.ones((8, 8))
-    call = pl.pallas_call(doubled, out_shape=jax.ShapeDtypeStruct((8, 8), F32))
-    with pbkern.pallas.installed():
-        with pytest.raises(UnsupportedKernel, match="derivative of kernel `doubled`") as e:
-            jax.grad(lambda x: around(call)(x).sum())(x)
-        assert isinstance(e.value, KernelError)
-        assert "jax.custom_vjp" in e.value.hint
-        assert __file__ in e.value.at
-        value, tangent = jax.jvp(around(call), (x,), (x * 3,))  # JAX's rule
-        np.testing.assert_array_equal(value, x * 2)
-        np.testing.assert_array_equal(tangent, x * 6)
-    with pytest.raises(ValueError, match="Linearization failed"):  # JAX's own again
-        jax.grad(lambda x: call(x).sum())(x)
-
-
-def test_a_pallas_call_with_aliases_has_no_tangents_either():
-    call = pl.pallas_call(
-        doubled, out_shape=jax.ShapeDtypeStruct((8, 8), F32), input_output_aliases={0: 0}
-    )
-    with (
-        pbkern.pallas.installed(),
-        pytest.raises(UnsupportedKernel, match="derivative of kernel `doubled`"),
-    ):
-        jax.jvp(call, (jnp.ones((8, 8)),), (jnp.ones((8, 8)),))
 
 
 def test_tracer_errors_name_the_users_function():

@@ -23,8 +23,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern._jax import bind_again
 from pbkern._user_lines import UserLine, raise_at
-from pbkern.core.jaxprs import equations, evaluate
-from pbkern.dsl.call import derivative_error
+from pbkern.core.jaxprs import evaluate
 
 from .constant_iotas import count_progressions
 from .residuals import Residuals, choose_residuals
@@ -210,18 +209,8 @@ def _jvp(primals, tangents, *, jaxpr, name, options, donated):
     )
     count = len(jaxpr.out_avals)
     primals_out, given = results[:count], iter(results[count:])
-    if any(map(_jax.is_unknown, primals_out)) and not any(map(_jax.is_unknown, primals)):
-        _refuse_pallas(jaxpr)
     zeros = _jax.tangent_zeros(primals_out)
     return primals_out, [next(given) if nz else z for nz, z in zip(nonzero_out, zeros)]
-
-
-def _refuse_pallas(jaxpr: jex.ClosedJaxpr) -> None:
-    """Raises UnsupportedKernel for a Pallas kernel in a function that is differentiated in reverse: it has no such rule."""
-    for eqn in equations(jaxpr.jaxpr):
-        if eqn.primitive.name == "pallas_call":
-            name = eqn.params["name"] or eqn.params["jaxpr"].debug_info.func_name
-            raise derivative_error(name, _jax.line_of_call(eqn))
 
 
 @_jax.cached_by_jaxpr

@@ -19,7 +19,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs import equations, has_rules, rules_kept
 from pbkern.dsl.body_checks.verify import verify
 from pbkern.dsl.body_rewrites import bounded_slices
 from pbkern.dsl.body_rewrites.constant_masks import fold_constant_masks
@@ -113,7 +113,10 @@ def import_call(
     params, held = _held(jaxpr, params, operands, grid_mapping, aliases)
     scratch = tuple(allocation(aval) for aval in grid_mapping.scratch_avals)
     memory = (*held.scratch(outputs), *scratch)
-    body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, held, len(grid))
+    translated = partial(
+        _body, jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, held, len(grid)
+    )
+    body = translated()
     if backend_of(compiler_params) == "triton":
         params = _in_any_order(params, outputs, grid, vmapped, jaxpr)
     if hands_on or (importer.writes_back and held.in_place):
@@ -134,13 +137,20 @@ def import_call(
         defined_at=at,
     )
     slices = _slice_sizes(grid_mapping, grid, prefetch, len(dynamic))
-    if slices:
-        body = bounded_slices.bound(body, lambda refs: limits_of(kernel, slices, refs))
-        kernel = dataclasses.replace(kernel, body=canonical_body(body))
-    kernel = with_private_inputs(kernel, cores)
-    verify(kernel)
+
+    def complete(body: jex.ClosedJaxpr) -> Kernel:
+        if slices:
+            body = bounded_slices.bound(body, lambda refs: limits_of(kernel, slices, refs))
+            body = canonical_body(body)
+        return with_private_inputs(dataclasses.replace(kernel, body=body), cores)
+
+    completed = complete(body)
+    if has_rules(jaxpr):
+        with rules_kept():
+            completed = dataclasses.replace(completed, with_rules=complete(translated()).body)
+    verify(completed)
     operand_count, num_dynamic = len(inputs), len(dynamic)
-    return ImportedCall(kernel, (*range(num_dynamic, operand_count), *range(num_dynamic)))
+    return ImportedCall(completed, (*range(num_dynamic, operand_count), *range(num_dynamic)))
 
 
 # Stands for the state of the random number generator, among ids of allocations in the body.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,44 +14,57 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs import retrace
-
-from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
+from pbkern.core.jaxprs import retrace, rules_kept
+from pbkern.dsl.kernel import ArrayType, BlockMapping, Kernel, Squeezed
 
 
 def batch(primitive, args, dims, kernel: Kernel):
     """(results, their batch dimensions) of a call of a kernel whose operands are stacked along `dims`, all or some."""
     size = next(arg.shape[dim] for arg, dim in zip(args, dims) if dim is not None)
     batched = [dim is not None for dim in dims]
-    args = [arg if dim is None else jnp.moveaxis(arg, dim, 0) for arg, dim in zip(args, dims)]
-    sizes = [operand for _, operand in kernel.dynamic_grid]
-    has_finish_of_its_own = kernel.finish and (
-        kernel.finish.num_scalar_prefetch or kernel.finish.dynamic_grid
-    )
-    if (
-        any(batched[: kernel.num_scalar_prefetch])
-        or any(batched[position] for position in sizes)
-        or has_finish_of_its_own
-    ):
-        # Index maps or grids differ per element: one launch each.
-        rest = [arg for arg, is_batched in zip(args, batched) if is_batched]
-
-        def one(xs):
-            it = iter(xs)
-            return primitive.bind(
-                *[next(it) if is_batched else arg for arg, is_batched in zip(args, batched)],
-                kernel=kernel,
-            )
-
-        return jax.lax.map(one, rest), [0] * len(kernel.outputs)
-    for i in _aliased_operands(kernel):  # an aliased result is batched, so its operand is too
-        if not batched[i]:
-            args[i], batched[i] = jnp.broadcast_to(args[i], (size, *args[i].shape)), True
+    if needs_launches(kernel, batched):
+        results = launch_each(lambda *xs: primitive.bind(*xs, kernel=kernel), args, dims)
+        return results, [0] * len(results)
+    for i in aliased_operands(kernel):  # an aliased result is batched, so its operand is too
+        batched[i] = True
+    args = [
+        stacked(arg, dim, size) if is_batched else arg
+        for arg, dim, is_batched in zip(args, dims, batched)
+    ]
     results = primitive.bind(*args, kernel=batched_kernel(kernel, tuple(batched), size))
     return results, [0] * len(results)
 
 
-def _aliased_operands(kernel: Kernel) -> list[int]:
+def needs_launches(kernel: Kernel, batched: Sequence[bool]) -> bool:
+    """Whether index maps or grids differ per element of stacked operands: one launch each."""
+    sizes = [operand for _, operand in kernel.dynamic_grid]
+    has_finish_of_its_own = kernel.finish and (
+        kernel.finish.num_scalar_prefetch or kernel.finish.dynamic_grid
+    )
+    return bool(
+        any(batched[: kernel.num_scalar_prefetch])
+        or any(batched[position] for position in sizes)
+        or has_finish_of_its_own
+    )
+
+
+def launch_each(call: Callable, args: Sequence, dims: Sequence) -> list:
+    """Stacked results of call(*args) for one element of the stacked operands after the other."""
+    rest = [jnp.moveaxis(arg, dim, 0) for arg, dim in zip(args, dims) if dim is not None]
+
+    def one(xs):
+        it = iter(xs)
+        return call(*[arg if dim is None else next(it) for arg, dim in zip(args, dims)])
+
+    return jax.lax.map(one, rest)
+
+
+def stacked(arg, dim: int | None, size: int) -> jax.Array:
+    """An operand with its batch dimension in front; without one it is repeated."""
+    return jnp.broadcast_to(arg, (size, *arg.shape)) if dim is None else jnp.moveaxis(arg, dim, 0)
+
+
+def aliased_operands(kernel: Kernel) -> list[int]:
     """Operands of a call that share an array with a result of either stage."""
     aliased = [i for i, _ in kernel.aliases]
     if kernel.finish is None:
@@ -77,6 +91,8 @@ def batched_kernel(kernel: Kernel, batched: tuple[bool, ...], size: int) -> Kern
 
     with jax.enable_x64(True):
         body = retrace(kernel.body, shift_axis)
+        with rules_kept():
+            with_rules = kernel.with_rules and retrace(kernel.with_rules, shift_axis)
     return dataclasses.replace(
         kernel,
         grid=(size, *kernel.grid),
@@ -84,6 +100,7 @@ def batched_kernel(kernel: Kernel, batched: tuple[bool, ...], size: int) -> Kern
         inputs=inputs,
         outputs=outputs,
         body=body,
+        with_rules=with_rules,
         compiler_params={
             key: _batched_params(param) for key, param in kernel.compiler_params.items()
         },

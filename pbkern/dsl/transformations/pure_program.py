@@ -1,0 +1,123 @@
+"""Body of a kernel -> one program as a pure function, which JAX differentiates.
+
+Its operands are what a program sees: its place in the grid, which positions of its blocks are inside
+their arrays, the blocks of operands, and the state: blocks of results, and scratch. It returns the
+state that the program leaves behind.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern import _jax
+from pbkern.core.jaxprs import retrace, retrace_into, rules_kept
+from pbkern.dsl.kernel import ArrayType, Kernel
+from pbkern.dsl.primitives.ref_access import is_ref_access
+
+from .contents import access_of, read, written
+from .refusals import refuse_arrays_of_indices
+
+NUMBER = jax.core.ShapedArray((), np.dtype(np.int32))
+# Equations that only report what happens: the kernel itself has done so.
+REPORTS = ("check", "debug_print", "debug_callback", "breakpoint")
+
+
+@dataclass(frozen=True)
+class PureProgram:
+    """A program of a kernel as a function of values.
+
+    Attributes:
+      function: (a number per grid dimension, a bool array per dimension of each block, blocks of
+        operands, state before) -> state after.
+      state: types of the results' blocks, then of scratch.
+    """
+
+    function: jex.ClosedJaxpr
+    state: tuple[ArrayType, ...]
+
+    def __call__(self, place: Sequence, inside: Sequence, blocks: Sequence, state: Sequence):
+        """The state after the program whose number along each grid dimension is in `place`."""
+        return jex.jaxpr_as_fun(self.function)(*place, *inside, *blocks, *state)
+
+
+@functools.lru_cache(maxsize=256)
+def pure_program(kernel: Kernel) -> PureProgram:
+    """The programs of a kernel without a last stage."""
+    mappings, rank = (*kernel.inputs, *kernel.outputs), len(kernel.grid)
+    num_sides = sum(len(m.ref_shape) for m in mappings)
+    sides = [jax.core.ShapedArray((n,), np.dtype(bool)) for m in mappings for n in m.ref_shape]
+    state = [(m.ref_shape, m.array.dtype) for m in kernel.outputs]
+    state += [(buf.shape, buf.dtype) for buf in kernel.scratch]
+    blocks = [jax.core.ShapedArray(m.ref_shape, m.array.dtype) for m in kernel.inputs]
+
+    def run(*args):
+        place, inside, refs = (
+            args[:rank],
+            args[rank : rank + num_sides],
+            args[rank + num_sides :],
+        )
+        _trace(kernel, place, inside, refs)
+
+    with jax.enable_x64(True), rules_kept():  # every type is explicit by now
+        refs = [_jax.ref_aval(*type_) for type_ in state]
+        traced = jax.make_jaxpr(run)(*[NUMBER] * rank, *sides, *blocks, *refs)
+        contents, _ = _jax.needed_operands(_jax.of_contents(traced), [True] * len(state))
+        function = retrace(contents)
+    return PureProgram(function, tuple(ArrayType(*type_) for type_ in state))
+
+
+def _trace(kernel: Kernel, place: Sequence, inside: Sequence, memory: Sequence) -> None:
+    """Traces the body on blocks of operands, which are values, and Refs of the state, which it takes and gives whole."""
+    mappings = (*kernel.inputs, *kernel.outputs)
+    ends = np.cumsum([0, *(len(m.ref_shape) for m in mappings)])
+    numbers = {id(ref): n for n, ref in enumerate(memory)}
+
+    def rewrite(eqn, *operands) -> list | None:
+        name, params = eqn.primitive.name, eqn.params
+        if name in REPORTS:
+            return [None] * len(eqn.outvars)
+        if name == "program_id":
+            return [place[params["axis"]]]
+        if name == "num_programs" and params["axis"] not in dict(kernel.dynamic_grid):
+            return [np.int32(kernel.grid[params["axis"]])]
+        if name == "in_bounds":
+            number, axis = numbers[id(operands[0])], params["axis"]
+            if number < len(mappings):
+                return [inside[ends[number] + axis]]
+            return [jnp.ones(operands[0].shape[axis : axis + 1], bool)]
+        if is_ref_access(eqn):
+            return _accessed(kernel, eqn, operands)
+        return _folded(eqn, operands)
+
+    retrace_into(kernel.differentiable.jaxpr, (), memory, rewrite)
+
+
+def _accessed(kernel: Kernel, eqn, operands: Sequence) -> list:
+    """An access as one of all contents of a Ref; of operands there are only the contents."""
+    ref = operands[0]
+    is_operand = not _jax.is_ref(jax.typeof(ref))
+    access = access_of(eqn, ref.shape, operands)
+    if access.kind != "load":
+        refuse_arrays_of_indices(kernel, eqn, access)
+    contents = ref if is_operand else ref[...]
+    if access.kind == "load":
+        return [read(contents, access)]
+    ref[...] = written(contents, access)
+    used = not all(map(_jax.is_dropped, eqn.outvars))
+    return [read(contents, access) if used else None for _ in eqn.outvars]
+
+
+def _folded(eqn, operands: Sequence) -> list | None:
+    """Results of an equation of constants, as sizes of the grid make them."""
+    if not operands or not all(isinstance(operand, np.generic) for operand in operands):
+        return None
+    with jax.ensure_compile_time_eval():
+        results = _jax.bind_again(eqn, operands)
+    return [np.asarray(result)[()] if result.ndim == 0 else result for result in results]

@@ -1,0 +1,448 @@
+"""Derivatives of kernels by hand, against those of the plain functions in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pbkern
+from pbkern.core.errors import UnsupportedKernel
+from pbkern.dsl import same_kernel
+from pbkern.dsl.transformations.backward import backward_plan
+from pbkern.dsl.transformations.tangent import tangent_kernel
+
+from .differentiable_kernels import (
+    CASES,
+    Case,
+    attention,
+    layer_norm,
+    matmul,
+    matmul_in_results,
+    numbers,
+    order,
+    prefix_sum,
+    s,
+    stencil,
+)
+
+# Relative to the largest element of the exact derivative, some tens of float32's spacing.
+ROUNDING = 3e-6
+SMALL = ("layer_norm", "recurrence", "segment_sum")
+
+
+def close(got, want):
+    for found, exact in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert found.shape == exact.shape
+        error = abs(np.asarray(found, np.float64) - exact).max(initial=0)
+        assert error <= ROUNDING * abs(np.asarray(exact)).max(initial=1e-30)
+
+
+def directions(xs):
+    return [numbers(*np.shape(x), seed=7 + n) for n, x in enumerate(xs)]
+
+
+def of_floats(function, case: Case):
+    """The function of the operands that have derivatives."""
+
+    def call(*floats):
+        operands = list(case.operands)
+        for n, x in zip(case.floats, floats):
+            operands[n] = x
+        return function(*operands)
+
+    return call
+
+
+def floats_of(case: Case):
+    return [case.operands[n] for n in case.floats]
+
+
+def pulled(function, xs):
+    """Cotangents of `xs` for directions of the results."""
+    results, pull = jax.vjp(function, *xs)
+    given = [
+        x.astype(y.dtype)
+        for x, y in zip(directions(jax.tree.leaves(results)), jax.tree.leaves(results))
+    ]
+    return pull(jax.tree.unflatten(jax.tree.structure(results), given))
+
+
+def pushed(function, xs):
+    tangents = (jnp.asarray(d, x.dtype) for d, x in zip(directions(xs), xs))
+    return jax.jvp(function, tuple(xs), tuple(tangents))
+
+
+def exactly(derivative, case: Case):
+    """A derivative of the plain function, in float64."""
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(x, np.float64) for x in floats_of(case)]
+        return jax.tree.map(np.asarray, derivative(of_floats(case.plain, case), wide))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cotangents_are_those_of_the_plain_function(name):
+    case = CASES[name]()
+    close(pulled(of_floats(case.kernel, case), floats_of(case)), exactly(pulled, case))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tangents_are_those_of_the_plain_function(name):
+    case = CASES[name]()
+    close(pushed(of_floats(case.kernel, case), floats_of(case)), exactly(pushed, case))
+
+
+def loss(function):
+    return lambda *xs: sum((x * x).sum() for x in jax.tree.leaves(function(*xs)))
+
+
+def gradients(function, xs):
+    return jax.grad(loss(function), range(len(xs)))(*xs)
+
+
+AROUND = {
+    "jit": lambda f, xs: jax.jit(lambda *xs: gradients(f, xs))(*xs),
+    "gradient in pbkern.jit": lambda f, xs: pbkern.jit(lambda *xs: gradients(f, xs))(*xs),
+    "gradient of pbkern.jit": lambda f, xs: gradients(pbkern.jit(f), xs),
+    "tangents in pbkern.jit": lambda f, xs: pbkern.jit(lambda *xs: pushed(f, xs))(*xs),
+    "remat": lambda f, xs: gradients(jax.checkpoint(f), xs),
+    "scan": lambda f, xs: gradients(
+        lambda *xs: jax.lax.scan(lambda c, x: (c, f(*x)), 0.0, [jnp.stack([x, x]) for x in xs])[1], xs
+    ),
+    "gradient of vmap": lambda f, xs: gradients(
+        jax.vmap(f), [jnp.stack([x, x / 2, -x]) for x in xs]
+    ),
+    "vmap of gradient": lambda f, xs: jax.vmap(lambda *xs: gradients(f, xs))(
+        *[jnp.stack([x, x / 2, -x]) for x in xs]
+    ),
+    "vmap of one operand's gradient": lambda f, xs: jax.vmap(
+        lambda x: gradients(f, [x, *xs[1:]])
+    )(jnp.stack([xs[0], xs[0] / 2])),
+    "linearize": lambda f, xs: jax.linearize(f, *xs)[1](*map(jnp.ones_like, xs)),
+    "gradient of gradient": lambda f, xs: gradients(lambda *xs: gradients(f, xs), xs),
+    "tangents of gradient": lambda f, xs: pushed(lambda *xs: gradients(f, xs), xs),
+    "gradient of tangents": lambda f, xs: gradients(lambda *xs: pushed(f, xs)[1], xs),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("name", SMALL)
+def test_derivatives_go_with_other_transformations(name, around):
+    case = CASES[name]()
+    derivative = AROUND[around]
+    close(derivative(of_floats(case.kernel, case), floats_of(case)), exactly(derivative, case))
+
+
+@pytest.mark.parametrize(
+    "jacobian", [jax.jacfwd, jax.jacrev, jax.hessian], ids=lambda f: f.__name__
+)
+def test_jacobians(jacobian):
+    case = stencil(size=6, block=4)
+
+    def derivative(f, xs):
+        return jacobian(f, range(len(xs)))(*xs)
+
+    close(derivative(case.kernel, case.operands), exactly(derivative, case))
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 12), st.booleans())
+def test_blocks_that_do_not_divide_their_arrays(rows, columns, block, is_parallel):
+    block = min(block, rows)
+
+    def body(x, scale, o):
+        o[...] = jnp.sin(x[...] * scale[...]) / (1 + x[...] ** 2)
+
+    def plain(x, scale):
+        return jnp.sin(x * scale) / (1 + x**2)
+
+    tile = pbkern.BlockSpec((block, columns), lambda i: (i, 0))
+    kernel = pbkern.kernel(
+        body, grid=(pbkern.cdiv(rows, block),), out_specs=tile, out_shape=s(rows, columns),
+        in_specs=[tile, pbkern.BlockSpec((1, columns), lambda i: (0, 0))],
+        compiler_params=order("parallel" if is_parallel else "arbitrary"),
+    )  # fmt: skip
+    case = Case(kernel, plain, (numbers(rows, columns), numbers(1, columns)))
+    close(pulled(kernel, case.operands), exactly(pulled, case))
+
+
+def derived(case: Case):
+    """The kernels of a case's derivatives."""
+    plan = backward_plan(case.traced(), case.active)
+    return [
+        k for k in (plan.backward, plan.saving, tangent_kernel(case.traced(), case.active)) if k
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "mean_of_squares"])
+def test_derived_kernels_print_as_source_that_rebuilds_them(name):
+    for kernel in derived(CASES[name]()):
+        assert same_kernel(pbkern.rebuild(kernel.source()), kernel)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "attention", "stencil", "segment_sum", "histogram"])
+def test_derived_kernels_have_no_races_and_stay_in_bounds(name):
+    """The interpreter checks that, and its results are the compiled ones."""
+    case = CASES[name]()
+    interpreted = pbkern.kernel(
+        case.kernel.body, grid_spec=case.kernel.grid_spec, out_shape=out_shape(case), interpret=True,
+        compiler_params=case.traced().compiler_params,
+    )  # fmt: skip
+    close(pulled(of_floats(interpreted, case), floats_of(case)), exactly(pulled, case))
+
+
+def out_shape(case: Case):
+    (type_,) = case.traced().out_types
+    return jax.ShapeDtypeStruct(type_.shape, type_.dtype)
+
+
+def test_explain_names_the_backward_kernel():
+    case = matmul()
+    text = str(pbkern.jit(lambda *xs: gradients(case.kernel, xs)).explain(*case.operands))
+    assert "matmul_backward" in text
+    assert "matmul_saving" in text
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "prefix_sum"])
+def test_backward_kernels_run_on_simulated_gpus(name):
+    case = CASES[name]()
+
+    def gradient(*xs):
+        return gradients(case.kernel, xs)
+
+    close(pbkern.simulate(pbkern.jit(gradient), *case.operands).results, gradient(*case.operands))
+
+
+def test_only_states_that_the_derivative_reads_are_saved():
+    def saved(case):
+        return backward_plan(case.traced(), case.active).saved
+
+    assert (
+        saved(layer_norm()) == saved(prefix_sum(square=False)) == saved(matmul_in_results()) == ()
+    )
+    assert saved(matmul()) == (1,)
+    assert saved(attention()) == (1, 2, 3)
+
+
+def test_custom_rules_around_a_kernel_win():
+    case = layer_norm()
+    wrapped = jax.custom_vjp(case.kernel)
+    wrapped.defvjp(lambda *xs: (case.kernel(*xs), xs), lambda xs, _: tuple(map(jnp.ones_like, xs)))
+    for got in gradients(wrapped, case.operands):
+        np.testing.assert_array_equal(got, 1)
+    other = jax.custom_jvp(case.kernel)
+    other.defjvp(lambda xs, _: (case.kernel(*xs), jnp.full((50, 32), 3.0)))
+    np.testing.assert_array_equal(pushed(other, case.operands)[1], 3)
+
+
+def test_sums_of_narrow_cotangents_are_added_up_in_float32():
+    rows = 512
+
+    @pbkern.kernel(
+        grid=(rows,), in_specs=[pbkern.BlockSpec((1, 8), lambda i: (i, 0)), pbkern.BlockSpec()],
+        out_specs=pbkern.BlockSpec((1, 8), lambda i: (i, 0)), out_shape=jax.ShapeDtypeStruct((rows, 8), "bfloat16"),
+    )  # fmt: skip
+    def scaled(x, scale, o):
+        o[...] = x[...] * scale[...]
+
+    ones = jnp.ones((1, 8), "bfloat16")
+    given = jnp.ones((rows, 8), "bfloat16")
+    (got,) = jax.vjp(lambda scale: scaled(given, scale), ones)[1](given)
+    assert got.dtype == "bfloat16"
+    np.testing.assert_array_equal(got.astype("float32"), rows)  # a sum in bfloat16 stays at 256
+
+
+def test_doubles_and_results_without_derivatives():
+    with jax.enable_x64(True):
+
+        @pbkern.kernel(
+            out_shape=[jax.ShapeDtypeStruct((4,), "float64"), jax.ShapeDtypeStruct((4,), "int32")]
+        )
+        def both(x, o, places):
+            o[...] = jnp.exp(x[...])
+            places[...] = jnp.argsort(x[...]).astype(jnp.int32)
+
+        x = jnp.asarray([0.3, 0.1, 0.2, 0.4], "float64")
+        np.testing.assert_allclose(jax.grad(lambda x: both(x)[0].sum())(x), jnp.exp(x), rtol=1e-15)
+        _, (_, moved) = jax.jvp(both, (x,), (x,))
+        assert moved.dtype == jax.dtypes.float0
+
+
+def test_operands_without_elements_and_grids_without_programs():
+    @pbkern.kernel(grid=(0,), out_shape=s(0))
+    def nothing(x, o):
+        o[...] = x[:0]
+
+    np.testing.assert_array_equal(jax.grad(lambda x: nothing(x).sum())(jnp.ones(3)), np.zeros(3))
+
+
+def refused(kernel, *operands):
+    """The error of a derivative in reverse."""
+    with pytest.raises(UnsupportedKernel, match="derivative of kernel") as raised:
+        jax.vjp(kernel, *operands)[1](jax.tree.map(jnp.ones_like, kernel(*operands)))
+    assert __file__ in raised.value.at
+    assert "jax.custom_vjp" in raised.value.hint
+    return str(raised.value)
+
+
+def test_loops_of_unknown_length_are_refused_at_their_line():
+    @pbkern.kernel(out_shape=s(4))
+    def powers(count, x, o):
+        @pbkern.loop(0, count[0], init=x[...])
+        def value(_, carry):
+            return carry * x[...]
+
+        o[...] = value
+
+    count, x = jnp.array([3]), jnp.ones(4)
+    text = refused(functools.partial(powers, count), x)
+    assert "how often this loop runs" in text
+    assert ".powers)" in text
+    np.testing.assert_array_equal(jax.jvp(functools.partial(powers, count), (x,), (x,))[1], 4)
+
+
+def test_stores_through_arrays_of_indices_are_refused_at_their_line():
+    @pbkern.kernel(out_shape=s(4))
+    def scattered(place, x, o):
+        o[...] = jnp.zeros(4)
+        o[place[...]] = x[...]
+
+    text = refused(functools.partial(scattered, jnp.array([2, 0])), jnp.ones(2))
+    assert "an element twice" in text
+    assert "pbkern.atomic_add" in text
+
+
+def test_memory_shared_under_different_blocks_is_refused():
+    @pbkern.kernel(
+        grid=(2,), in_specs=[pbkern.BlockSpec()], out_specs=pbkern.BlockSpec((2,), lambda i: (i,)),
+        out_shape=s(4), input_output_aliases={0: 0},
+    )  # fmt: skip
+    def halves(x, o):
+        o[...] = x[:2]
+
+    assert "one array in blocks of their own" in refused(halves, jnp.ones(4))
+
+
+def test_programs_of_unknown_number_that_depend_on_each_other_are_refused():
+    @pbkern.kernel(
+        grid=(8,), dynamic_grid={0: 1}, in_specs=[pbkern.BlockSpec((1,), lambda i: (i,)), pbkern.BlockSpec()],
+        out_shape=s(1),
+    )  # fmt: skip
+    def product(x, count, o):
+        @pbkern.when(pbkern.program_id(0) == 0)
+        def _():
+            o[...] = jnp.ones(1)
+
+        o[...] *= x[...]
+
+    assert "dynamic_grid" in refused(lambda x: product(x, jnp.int32(3)), jnp.ones(8))
+
+
+def test_grids_of_unknown_size_have_derivatives():
+    @pbkern.kernel(
+        grid=(8,), dynamic_grid={0: 1}, in_specs=[pbkern.BlockSpec((1,), lambda i: (i,)), pbkern.BlockSpec()],
+        out_specs=pbkern.BlockSpec((1,), lambda i: (i,)), out_shape=s(8),
+    )  # fmt: skip
+    def squares(x, count, o):
+        o[...] = x[...] ** 2
+
+    x = jnp.arange(1.0, 9.0)
+    got = jax.grad(lambda x: squares(x, jnp.int32(3)).sum())(x)
+    np.testing.assert_array_equal(got, [2, 4, 6, 0, 0, 0, 0, 0])
+
+
+@jax.custom_vjp
+def straight_through(x):
+    return jnp.round(x)
+
+
+straight_through.defvjp(lambda x: (straight_through(x), None), lambda _, given: (2 * given,))
+
+
+@jax.custom_jvp
+def steeper(x):
+    return x**3
+
+
+steeper.defjvp(lambda xs, tangents: (steeper(xs[0]), 7 * tangents[0]))
+
+RULES = {
+    "stop_gradient": lambda x: jax.lax.stop_gradient(x) * x,
+    "relu": jax.nn.relu,  # 0 at 0, where a maximum has 1/2
+    "custom_jvp": lambda x: steeper(x) * x,
+    "custom_vjp": lambda x: straight_through(x) * x,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_inside_bodies_win(rule):
+    @pbkern.kernel(out_shape=s(4))
+    def kernel(x, o):
+        o[...] = RULES[rule](x[...])
+
+    x = jnp.array([0.0, 1, -2, 3.25])
+    stacked = [jnp.stack([x, 2 * x])]
+    close(gradients(jax.vmap(kernel), stacked), gradients(jax.vmap(RULES[rule]), stacked))
+    twice = AROUND["gradient of gradient"]
+    close(twice(kernel, [x]), twice(RULES[rule], [x]))
+    if rule != "custom_vjp":  # which has no tangents
+        close(pushed(kernel, [x]), pushed(RULES[rule], [x]))
+
+
+def test_programs_of_parallel_dimensions_have_a_part_of_a_sum_each():
+    case = layer_norm()
+    backward = backward_plan(case.traced(), case.active).backward
+    assert backward.compiler_params["cpu"].dimension_semantics == ("parallel",)
+    assert [str(type_) for type_ in backward.out_types[1:]] == ["float32[4,1,32]"] * 2
+    assert not backward.aliases  # nothing needs to begin as zeros
+
+
+def test_large_parts_are_not_worth_their_memory():
+    def body(x, table, o):
+        o[...] = x[...] * table[...].sum()
+
+    rows = pbkern.BlockSpec((1,), lambda i: (i,))
+    kernel = pbkern.kernel(
+        body, grid=(64,), in_specs=[rows, pbkern.BlockSpec()], out_specs=rows, out_shape=s(64),
+        compiler_params=order("parallel"),
+    )  # fmt: skip
+    case = Case(kernel, lambda x, table: x * table.sum(), (numbers(64), numbers(100)))
+    backward = backward_plan(case.traced(), case.active).backward
+    assert backward.compiler_params["cpu"].dimension_semantics == ("arbitrary",)
+    close(pulled(kernel, case.operands), exactly(pulled, case))
+
+
+def test_what_one_branch_reads_is_computed_there():
+    """The product of the last step is no part of the other steps."""
+    case = matmul()
+    backward = backward_plan(case.traced(), case.active).backward
+    products = [eqn.primitive.name for eqn in backward.body.jaxpr.eqns].count("dot_general")
+    assert products == 2
+    assert backward.source().count("dot") > 2
+
+
+@pytest.mark.parametrize("update", ["max", "xchg"])
+def test_other_atomic_updates_have_the_derivative_of_their_order(update):
+    """A maximum's cotangent goes to the largest value, that of an exchange to the last one."""
+    tile = pbkern.BlockSpec((3,), lambda i: (i,))
+
+    @pbkern.kernel(grid=(4,), in_specs=[tile, tile], out_shape=s(4))
+    def updated(bin_of, weight, o):
+        @pbkern.when(pbkern.program_id(0) == 0)
+        def _():
+            o[...] = jnp.full(4, -5.0, jnp.float32)
+
+        getattr(pbkern, f"atomic_{update}")(o, bin_of[...], weight[...] * 2)
+
+    bin_of = np.array([3, 2, 2, 1, 1, 0, 0, 0, 0, 3, 2, 3], np.int32)
+    weight, given = numbers(12), np.arange(1.0, 5.0, dtype=np.float32)
+    (got,) = jax.vjp(lambda weight: updated(bin_of, weight), weight)[1](given)
+    want = np.zeros(12)
+    for number in range(4):
+        (members,) = np.nonzero(bin_of == number)
+        chosen = members[weight[members].argmax()] if update == "max" else members[-1]
+        want[chosen] = 2 * given[number]
+    np.testing.assert_array_equal(got, want)

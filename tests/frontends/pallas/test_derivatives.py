@@ -1,0 +1,171 @@
+"""Derivatives of pallas_calls without rules of their own, against those of the plain functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.gpu import attention
+from jax.experimental.pallas.ops.gpu import softmax as softmax_of_jax
+from jax.experimental.pallas.ops.tpu import flash_attention
+from jax.experimental.pallas.ops.tpu.matmul import matmul as matmul_of_jax
+
+import pbkern
+from pbkern.core.errors import KernelError, UnsupportedKernel
+
+SIZE, BLOCK = 32, 8
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) / 2
+
+
+def doubled_sine(x_ref, o_ref):
+    o_ref[...] = jnp.sin(x_ref[...]) * 2
+
+
+def sine_call(shape, **options):
+    return pl.pallas_call(doubled_sine, out_shape=jax.ShapeDtypeStruct(shape, "float32"), **options)
+
+
+def product(a, b, o, acc):
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        acc[...] = jnp.zeros_like(acc)
+
+    acc[...] += jnp.dot(a[...], b[...], preferred_element_type=jnp.float32)
+
+    @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+    def _():
+        o[...] = jax.nn.relu(acc[...])
+
+
+def product_call():
+    shape = (BLOCK, BLOCK)
+    return pl.pallas_call(
+        product, grid=(SIZE // BLOCK,) * 3, out_shape=jax.ShapeDtypeStruct((SIZE, SIZE), "float32"),
+        in_specs=[pl.BlockSpec(shape, lambda i, j, k: (i, k)), pl.BlockSpec(shape, lambda i, j, k: (k, j))],
+        out_specs=pl.BlockSpec(shape, lambda i, j, k: (i, j)), scratch_shapes=[pltpu.VMEM(shape, jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    )  # fmt: skip
+
+
+def plain_product(a, b):
+    return jax.nn.relu(a @ b)
+
+
+def gradients(function, *xs):
+    return jax.grad(lambda *xs: (function(*xs) ** 2).sum(), range(len(xs)))(*xs)
+
+
+def close(got, want):
+    for mine, exact in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(mine, exact, rtol=0, atol=3e-6 * float(abs(exact).max()))
+
+
+@pytest.mark.parametrize(
+    "around", [lambda f: f, jax.jit, pbkern.jit], ids=["eager", "jit", "pbkern.jit"]
+)
+def test_gradients_and_tangents(around):
+    xs = numbers(SIZE, SIZE), numbers(SIZE, SIZE, seed=1)
+    call = product_call()
+    close(gradients(around(call), *xs), gradients(plain_product, *xs))
+    close(around(lambda *xs: gradients(call, *xs))(*xs), gradients(plain_product, *xs))
+    close(jax.jvp(around(call), xs, xs), jax.jvp(plain_product, xs, xs))
+
+
+def test_gradients_go_with_vmap():
+    a, b = numbers(3, SIZE, SIZE), numbers(SIZE, SIZE, seed=1)
+
+    def of_both(function):
+        stacked = jax.vmap(function, (0, None))
+        return gradients(stacked, a, b), jax.vmap(
+            lambda a, b: gradients(function, a, b), (0, None)
+        )(a, b)
+
+    close(of_both(product_call()), of_both(plain_product))
+
+
+def test_memory_shared_with_an_operand():
+    x = numbers(8, 8)
+    call = sine_call((8, 8), input_output_aliases={0: 0})
+    close(gradients(call, x), gradients(lambda x: jnp.sin(x) * 2, x))
+    close(jax.jvp(call, (x,), (x,)), jax.jvp(lambda x: jnp.sin(x) * 2, (x,), (x,)))
+
+
+def test_without_install_derivatives_are_those_of_jax():
+    call = sine_call((8,))
+    jax.grad(lambda x: call(x).sum())(jnp.ones(8))
+    pbkern.pallas.uninstall()
+    try:
+        with pytest.raises(ValueError, match="Linearization failed"):
+            jax.grad(lambda x: call(x).sum())(jnp.ones(8))
+    finally:
+        pbkern.pallas.install()
+
+
+def causal(queries, keys, values, tokens):
+    """Attention with the axes (batch, token, head, column), those before the last in the order that `tokens` says."""
+    spelled = {"first": "bqhd,bkhd->bhqk", "second": "bhqd,bhkd->bhqk"}[tokens]
+    scores = jnp.einsum(spelled, queries, keys)
+    allowed = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    weights = jax.nn.softmax(jnp.where(allowed, scores, -1e9))
+    back = {"first": "bhqk,bkhd->bqhd", "second": "bhqk,bhkd->bhqd"}[tokens]
+    return jnp.einsum(back, weights, values)
+
+
+def tpu_attention(queries, keys, values):
+    """The forward kernel alone: its function has a rule by hand."""
+    return flash_attention._flash_attention_impl(
+        queries, keys, values, None, None, False, True, 1.0, 1, 128, 128, 128, False
+    )
+
+
+SHIPPED = {
+    "softmax": (softmax_of_jax.softmax, jax.nn.softmax, [numbers(16, 100)]),
+    "matmul": (
+        lambda a, b: matmul_of_jax(a, b, block_shape=(128, 128), block_k=128),
+        lambda a, b: a @ b,
+        [numbers(256, 256), numbers(256, 256, seed=1)],
+    ),
+    "flash attention for TPUs": (
+        tpu_attention,
+        lambda *xs: causal(*xs, "second"),
+        [numbers(1, 1, 256, 128, seed=n) for n in range(3)],
+    ),
+    "attention for GPUs, with its rule": (
+        lambda *xs: attention.mha(*xs, None, causal=True, block_sizes=SIXTEEN),
+        lambda *xs: causal(*xs, "first"),
+        [numbers(1, 64, 2, 32, seed=n) for n in range(3)],
+    ),
+}
+SIXTEEN = attention.BlockSizes(
+    **dict.fromkeys(("block_q", "block_k", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), 16)
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_kernels_that_jax_ships(name):
+    kernel, plain, xs = SHIPPED[name]
+    close(jax.jit(lambda *xs: gradients(kernel, *xs))(*xs), gradients(plain, *xs))
+
+
+def test_kernels_with_loops_of_unknown_length_are_refused_at_the_loop():
+    xs = [numbers(1, 64, 2, 32, seed=n) for n in range(3)]
+    forward = attention.mha.__wrapped__  # without its rule
+    with pytest.raises(UnsupportedKernel) as raised:
+        gradients(lambda *xs: forward(*xs, None, causal=True, block_sizes=SIXTEEN), *xs)
+    assert isinstance(raised.value, KernelError)
+    assert "how often this loop runs" in str(raised.value)
+    assert "attention.py:" in raised.value.at
+    assert "jax.custom_vjp" in raised.value.hint
+
+
+def test_floats_of_eight_bits_are_refused():
+    def widened(x_ref, o_ref):
+        o_ref[...] = x_ref[...].astype("float32")
+
+    call = pl.pallas_call(widened, out_shape=jax.ShapeDtypeStruct((8,), "float32"))
+    with pytest.raises(UnsupportedKernel, match="float8_e4m3fn has too few digits"):
+        jax.grad(lambda x: call(x).sum())(jnp.ones(8, "float8_e4m3fn"))
