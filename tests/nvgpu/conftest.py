@@ -24,9 +24,7 @@ def on_device(function, *args, **options) -> types.SimpleNamespace:
         results = function(*held)
     else:
         results = pbkern.jit(function, compile_options={"target": "nvgpu"})(*held)
-    return types.SimpleNamespace(
-        results=[np.asarray(x) for x in jax.tree.leaves(results)], ptx=[""]
-    )
+    return types.SimpleNamespace(results=jax.tree.map(np.asarray, results), ptx=[""])
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,13 @@ import re
 import subprocess
 from unittest import mock
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pbkern
 from pbkern.core.options import CompileOptions
 from pbkern.errors import InternalError, SimulationError
 from pbkern.lower.kernel_nests import KernelNests, kernel_nests
@@ -273,3 +275,21 @@ def test_products_wait_at_once_where_two_blocks_share_a_multiprocessor():
     assert waits((128, 128)) == [(1, False), (0, True)]
     assert waits((128, 256)) == [(1, False), (1, True)]
     assert ContractTiles().group_stages == 4
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_bytes_are_converted_while_they_are_copied(dtype):
+    """They fit bfloat16, but no instruction multiplies the one by the other."""
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((128, 256)).astype(jnp.bfloat16)
+    b = rng.integers(0, 100, (256, 128)).astype(dtype)
+    f = pbkern.jit(
+        lambda a, b: jnp.dot(a, b.astype(a.dtype), preferred_element_type=jnp.float32),
+        compile_options={"target": "nvgpu"},
+    )
+    (kernel,) = f.kernels(a, b)
+    nests = nests_of(kernel)
+    assert {name.partition(".")[0] for name in instructions(nests)} == {"wgmma"}
+    assert emit(nests, "k").global_bytes == 0
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_allclose(pbkern.simulate(f, a, b).results, want, rtol=1e-5, atol=1e-2)

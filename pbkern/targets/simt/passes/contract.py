@@ -44,6 +44,7 @@ from pbkern.targets.simt.schedule.instructions import REGISTERS, has_matrix_inst
 from .products import (
     Context,
     MatrixProduct,
+    are_copied,
     by_groups,
     in_chunks,
     matrix_product,
@@ -122,7 +123,8 @@ class ContractTiles:
     def tile(self, product: MatrixProduct, options: ThreadOptions) -> dict[str, int]:
         """Sizes along dimensions that are not reduced: powers of two, of which threads have registers for the sums.
 
-        Dimensions that are neither rows nor columns are taken one by one.
+        Dimensions that are neither rows nor columns are taken one by one. Where threads compute operands, another block
+        multiplies meanwhile: tiles of fewer sums leave room for it.
         """
         nest, (height, width, _) = product.nest, product.instruction.shape
         looped = {dim: 1 for dim in nest.dims if dim not in (*nest.rdims, *product.dims)}
@@ -132,7 +134,9 @@ class ContractTiles:
         columns = power_of_two(nest.dims[product.column], width)
         has_room = options.threads * (self.group_sums + self.other_registers) <= REGISTERS
         is_of_groups = product.instruction.row_bytes > 0
-        most = self.group_sums if is_of_groups and has_room else self.most_sums
+        most = (
+            self.group_sums if is_of_groups and has_room and are_copied(product) else self.most_sums
+        )
         while (count := math.prod(rows.values())) * columns > most * options.threads:
             if count > columns:
                 rows[next(dim for dim in rows if rows[dim] > 1)] //= 2

@@ -15,7 +15,7 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.edit.inline import recomputed
 from pbkern.lower.nest.edit.rename import renamed
-from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Op, Stmt, nodes
+from pbkern.lower.nest.ir import Buf, Const, Expr, Gather, InRange, Load, Nest, Op, Stmt, nodes
 from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.layout import BANK_ROW_BYTES, Panels, Swizzle
@@ -108,10 +108,13 @@ def matrix_product(nest: Nest, context: Context) -> MatrixProduct | None:
     loaded = {node.buf.root for node in nodes(reduction.args) if isinstance(node, Load | Gather)}
     if loaded & effects.written([nest]):
         return None  # tiles would be copied behind the stores of others
-    reduction = reduction.mapped(narrowed)
-    row = instruction_for(
-        tuple(stored_type(arg) for arg in reduction.args), reduction.dtype, context.options
-    )
+    row = None
+    for candidate in (reduction.mapped(narrowed), reduction):
+        operands = tuple(stored_type(arg) for arg in candidate.args)
+        row = instruction_for(operands, candidate.dtype, context.options)
+        if row is not None:
+            reduction = candidate
+            break
     free = [dim for dim in nest.dims if dim not in nest.rdims]
     first, second = (
         [dim for dim in free if dim in arg.symbols and dim not in other.symbols]
@@ -140,6 +143,16 @@ def matrix_product(nest: Nest, context: Context) -> MatrixProduct | None:
     sides = (tuple(rows), (column,))
     orders = tuple(_order(arg, side, depth) for arg, side in zip(whole.reductions[0].args, sides))
     return MatrixProduct(whole, tuple(rows), column, depth, orders, row)
+
+
+def are_copied(product: MatrixProduct) -> bool:
+    """Whether operands are what is in memory, and zeros outside of it."""
+    values = nodes(product.nest.reductions[0].args)
+    return all(
+        isinstance(node, Load | Const | InRange)
+        or (isinstance(node, Op) and node.info.primitive == "select_n")
+        for node in values
+    )
 
 
 def narrowed(expr: Expr) -> Expr:

@@ -33,7 +33,8 @@ def computed_at_once(nest: Nest) -> int:
     along = list(nest.dims)[-1]
     varying = [node for node in nest.nodes() if along in node.symbols]
     loads = [node for node in varying if isinstance(node, Load | Gather)]
-    sizes = [load.buf.dtype.itemsize for load in loads] or [nest.stores[0].buf.dtype.itemsize]
+    # What is stored is one chunk too: a swizzle moves each by itself.
+    sizes = [access.buf.dtype.itemsize for access in (*loads, *nest.stores)]
     numbers = [nest.dims[along]]
     for load in loads:
         if isinstance(load, Gather):
