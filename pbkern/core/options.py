@@ -31,7 +31,7 @@ class CompileOptions:
     Attributes:
       target: "cpu" | "nvgpu" | "amdgpu", default "cpu". The hardware to compile for.
       mm_conv_precision_mode: None | "fp16" | "fp32" | "int32" | "mixed_fp16_fp32" | "mixed_int8_int32", default None. None:
-        the precision that operand and result types dictate; on NVIDIA GPUs, unless polyblocks_gpu_no_tensor_core is set,
+        the precision that operand and result types dictate; on GPUs, unless polyblocks_gpu_no_tensor_core is set,
         "mixed_fp16_fp32" for products of float32 whose own `precision` does not ask for more. Otherwise operands of every
         matmul and convolution are converted to the first type, sums are of the last, and the result is converted back to the
         type it had: with
@@ -61,7 +61,7 @@ class CompileOptions:
         run op by op, under jax.jit, or compiled by pbkern.
       polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores. Products of
         float16, bfloat16, int8 and uint8 use them on NVIDIA GPUs otherwise, and those of float32, rounded to float16, unless
-        mm_conv_precision_mode says another thing; nothing does on AMD GPUs so far.
+        mm_conv_precision_mode says another thing; on AMD GPUs float16, bfloat16 and float32 do.
       device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often
         it is launched. False is refused: programs have no code that loads a kernel again.
       on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs are on the GPU.
