@@ -5,6 +5,7 @@ import re
 import subprocess
 from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -293,3 +294,23 @@ def test_bytes_are_converted_while_they_are_copied(dtype):
     assert emit(nests, "k").global_bytes == 0
     want = a.astype(np.float64) @ b.astype(np.float64)
     np.testing.assert_allclose(pbkern.simulate(f, a, b).results, want, rtol=1e-5, atol=1e-2)
+
+
+def test_operands_of_a_single_product_are_converted_while_they_are_copied():
+    """Rows of 768 that are converted first fit the registers of threads, and would be held there for one product alone."""
+
+    def f(x, w, b):
+        y = x @ w + b
+        return jnp.tanh(y), y
+
+    types = [
+        jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((256, 768), (768, 1024), (1024,))
+    ]
+    kernels = pbkern.jit(f, compile_options={"target": "nvgpu"}).kernels(*types)
+    for nests in map(nests_of, kernels):
+        assert emit(nests, "k").global_bytes == 0
+        found = [stmt for stmt in every(nests.cases[0].statements) if isinstance(stmt, Nest)]
+        held = {
+            store.buf for nest in found for store in nest.stores if store.buf.space == "registers"
+        }
+        assert all(buf.size <= 256 * 128 for buf in held)

@@ -142,6 +142,11 @@ def _residents(stmts: Sequence[Stmt], context: Context, most_words: int) -> Resi
     )
     if not results & arrays or words > most_words:
         return None
+    reads_again = any(
+        nest.rdims and effects.read([nest]) & results for nest in nests
+    )  # another product, or a reduction along rows
+    if not reads_again and len(products) == 1:
+        return None  # whose operands are better computed while they are copied
     return Residents(frozenset(arrays), by, products)
 
 
