@@ -446,3 +446,25 @@ def test_other_atomic_updates_have_the_derivative_of_their_order(update):
         chosen = members[weight[members].argmax()] if update == "max" else members[-1]
         want[chosen] = 2 * given[number]
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_kernels_that_convert_are_differentiated_in_compiled_functions(dtype):
+    """JAX's rule of a conversion gives it a sharding over no devices."""
+
+    @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((5,), jnp.float32))
+    def kernel(x, o):
+        o[...] = jnp.sin(x[...].astype(jnp.float32)) * x[...].mean(dtype=jnp.float32)
+
+    x = jnp.asarray(np.linspace(-1, 1, 5), dtype)
+
+    def loss(x):
+        return kernel(x).sum()
+
+    got = pbkern.jit(jax.grad(loss))(x)
+    assert got.dtype == x.dtype
+    wide = np.asarray(x, np.float64)
+    want = np.cos(wide) * wide.mean() + np.sin(wide).sum() / 5
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=0, atol=2.0**-7)
+    for made in pbkern.jit(jax.grad(loss)).kernels(x):
+        pbkern.rebuild(str(made))

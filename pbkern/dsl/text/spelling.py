@@ -163,6 +163,8 @@ def spell_param(value: Any, imports: set[str]) -> str:
             return f"{{{', '.join(f'{again(k)}: {again(entry)}' for k, entry in value.items())}}}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _spell_dataclass(value, imports)
+    if isinstance(value, jax.sharding.Sharding) and not _is_placed(value):
+        return "None"
     raise UnsupportedOp(
         "a parameter that cannot be printed", why=f"{type(value).__name__}: {value!r}"
     )
@@ -414,10 +416,15 @@ def _grid_primitive(scope, eqn):
 # --------------------------------------------------------------------
 
 
+def _is_placed(sharding: Any) -> bool:
+    """Whether a sharding names devices: derivatives of JAX give equations shardings over empty meshes."""
+    return sharding is not None and not getattr(getattr(sharding, "mesh", None), "empty", False)
+
+
 @rules.register("convert_element_type")
 def _convert(scope, eqn):
     x, new = eqn.invars[0], np.dtype(eqn.params["new_dtype"])
-    if eqn.params.get("sharding") is not None:
+    if _is_placed(eqn.params.get("sharding")):
         return None
     if isinstance(x, jex.Literal) or new.kind in "bc" or x.aval.dtype.kind == "c":
         return f"lax.convert_element_type({scope.text(x)}, {dtype_name(new)})"
@@ -427,7 +434,7 @@ def _convert(scope, eqn):
 @rules.register("broadcast_in_dim")
 def _broadcast_in_dim(scope, eqn):
     x, params = eqn.invars[0], eqn.params
-    if params.get("sharding") is not None or len(eqn.invars) != 1:
+    if _is_placed(params.get("sharding")) or len(eqn.invars) != 1:
         return None
     if isinstance(x, jex.Literal):
         number = plain_number(literal_value(x))
@@ -439,7 +446,7 @@ def _broadcast_in_dim(scope, eqn):
 @rules.register("iota")
 def _iota(scope, eqn):
     params = eqn.params
-    if params.get("sharding") is not None or eqn.invars:
+    if _is_placed(params.get("sharding")) or eqn.invars:
         return None
     if len(params["shape"]) == 1:
         return f"lax.iota({dtype_name(params['dtype'])}, {params['shape'][0]})"
@@ -464,7 +471,7 @@ def _arg_extremum(scope, eqn):
 @rules.register("dot_general")
 def _dot_general(scope, eqn):
     (var, other), params = eqn.invars, eqn.params
-    if params.get("out_sharding") is not None:
+    if _is_placed(params.get("out_sharding")):
         return None
     given = [
         f"{key}={scope.param(params[key])}"
