@@ -168,3 +168,19 @@ def test_gradients(name):
         want = gradient(*(jnp.asarray(a, jnp.float64) for a in (x, w)))
     got = pbkern.simulate(pbkern.jit(gradient, compile_options=GPU), x, w).results
     np.testing.assert_array_equal(np.asarray(got, np.float64), np.asarray(want))
+
+
+@pytest.mark.parametrize("images", [4, 6])
+def test_groups_of_images(images):
+    """Such convolutions are multiply-adds of single threads."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-4, 5, (images, 12, 13, 8)).astype(np.float32)
+    w = rng.integers(-4, 5, (3, 3, 8, 6)).astype(np.float32)
+
+    def f(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", batch_group_count=2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    got = pbkern.simulate(pbkern.jit(f, compile_options=GPU), x, w).results
+    np.testing.assert_array_equal(got, f(x, w))

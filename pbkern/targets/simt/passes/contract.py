@@ -137,6 +137,9 @@ class ContractTiles:
         most = (
             self.group_sums if is_of_groups and has_room and are_copied(product) else self.most_sums
         )
+        most //= product.instruction.layouts[
+            0
+        ].copies  # fragments that two lanes hold take more registers
         while (count := math.prod(rows.values())) * columns > most * options.threads:
             if count > columns:
                 rows[next(dim for dim in rows if rows[dim] > 1)] //= 2

@@ -15,7 +15,19 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.edit.inline import recomputed
 from pbkern.lower.nest.edit.rename import renamed
-from pbkern.lower.nest.ir import Buf, Const, Expr, Gather, InRange, Load, Nest, Op, Stmt, nodes
+from pbkern.lower.nest.ir import (
+    Buf,
+    Const,
+    Expr,
+    Gather,
+    InRange,
+    Load,
+    Nest,
+    Op,
+    Reduction,
+    Stmt,
+    nodes,
+)
 from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.layout import BANK_ROW_BYTES, Panels, Swizzle
@@ -137,12 +149,22 @@ def matrix_product(nest: Nest, context: Context) -> MatrixProduct | None:
         for dim, size in nest.dims.items()
         if dim not in (*rows, column, depth) and dim not in single
     }
+    if _are_on_one_axis(reduction, set(beside) - set(nest.rdims), set(rows)):
+        return None
     dims = beside | {dim: nest.dims[dim] for dim in (*rows, column, depth)}
     rdims = tuple(dim for dim in nest.rdims if dim in dims)
     whole = renamed(replace(nest, reductions=(reduction,), rdims=rdims), single, dims, context.pool)
     sides = (tuple(rows), (column,))
     orders = tuple(_order(arg, side, depth) for arg, side in zip(whole.reductions[0].args, sides))
     return MatrixProduct(whole, tuple(rows), column, depth, orders, row)
+
+
+def _are_on_one_axis(reduction: Reduction, looped: set[str], rows: set[str]) -> bool:
+    """Whether rows and a dimension that is none count an operand's axis together: groups of images, whose tiles are wrong."""
+    loads = [node for node in nodes(reduction.args) if isinstance(node, Load)]
+    return any(
+        place.symbols & looped and place.symbols & rows for load in loads for place in load.index
+    )
 
 
 def are_copied(product: MatrixProduct) -> bool:
