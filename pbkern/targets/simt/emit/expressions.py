@@ -334,12 +334,13 @@ class Expressions:
         buf = load.buf
         flat = flat_index(buf, load.index)
         lane = flat.const % walk.beside
-        key, el = ("whole", buf, flat - lane, load.guard), storage_el(buf.dtype)
+        # Two places outside of an axis, which are kept inside, may have one flat index.
+        first = tuple(at - lane if walk.along in at.symbols else at for at in load.index)
+        key, el = ("whole", buf, first if load.guard else flat - lane), storage_el(buf.dtype)
         if key not in block.memo:
             name, number, kind = self._whole(buf, walk.beside, flat - lane)
             place: str | Affine = number
             if load.guard:
-                first = [at - lane if walk.along in at.symbols else at for at in load.index]
                 place = self._clamped(walk, block, buf, first)
                 count = self.text.index(walk.beside)
                 operands = self.address(block, place), count

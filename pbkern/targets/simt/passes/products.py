@@ -24,7 +24,6 @@ from pbkern.lower.nest.ir import (
     Load,
     Nest,
     Op,
-    Reduction,
     Stmt,
     nodes,
 )
@@ -149,22 +148,12 @@ def matrix_product(nest: Nest, context: Context) -> MatrixProduct | None:
         for dim, size in nest.dims.items()
         if dim not in (*rows, column, depth) and dim not in single
     }
-    if _are_on_one_axis(reduction, set(beside) - set(nest.rdims), set(rows)):
-        return None
     dims = beside | {dim: nest.dims[dim] for dim in (*rows, column, depth)}
     rdims = tuple(dim for dim in nest.rdims if dim in dims)
     whole = renamed(replace(nest, reductions=(reduction,), rdims=rdims), single, dims, context.pool)
     sides = (tuple(rows), (column,))
     orders = tuple(_order(arg, side, depth) for arg, side in zip(whole.reductions[0].args, sides))
     return MatrixProduct(whole, tuple(rows), column, depth, orders, row)
-
-
-def _are_on_one_axis(reduction: Reduction, looped: set[str], rows: set[str]) -> bool:
-    """Whether rows and a dimension that is none count an operand's axis together: groups of images, whose tiles are wrong."""
-    loads = [node for node in nodes(reduction.args) if isinstance(node, Load)]
-    return any(
-        place.symbols & looped and place.symbols & rows for load in loads for place in load.index
-    )
 
 
 def are_copied(product: MatrixProduct) -> bool:
