@@ -37,6 +37,7 @@ class CompileOptions:
         type it had: with
         "fp16", a sum beyond 65504 is infinite and others have 11 bits. The CPU, which has no sums of float16, adds in
         float32 and rounds once at the end; never is a sum less exact than its type. Integer modes take integer operands.
+        Bodies of hand-written kernels keep the types that they name.
       mlir_disable_fast_math: bool, default False. Multiply-adds are not contracted, and functions
         such as exp are never approximated. NaN, infinities and signed zeros are right either way.
       emulate_precision_casts: bool, default False. Every operation on float16 and bfloat16 rounds

@@ -147,7 +147,7 @@ class _Lowering(ProgramText):
             math=self.options.device.math(self.options.approx_math),
         )
         self.mappings = registers.mappings
-        self.by_groups = any(
+        self.has_group_products = any(
             isinstance(stmt, Nest) and isinstance(stmt.by, Tiling) and stmt.by.instruction.row_bytes
             for stmt in self._every()
         )
@@ -361,7 +361,7 @@ class _Lowering(ProgramText):
     def _alignment(self) -> int:
         """Bytes of which the address of the block's shared memory is a multiple."""
         near = filter(self.placement.is_shared, self.placement.offsets)
-        return max(SHARED_ALIGNMENT, *map(scratch.alignment, near), 0)
+        return max(SHARED_ALIGNMENT, *map(scratch.alignment, near))
 
     def _reads_unwritten(self) -> bool:
         scratch = self.kernel.scratch
@@ -470,7 +470,7 @@ class _Lowering(ProgramText):
         self.waits = plan.before
 
     def _barrier(self, block: Block) -> None:
-        if self.by_groups:  # instructions that read tiles by themselves see no other stores
+        if self.has_group_products:  # instructions that read tiles by themselves see no other stores
             block.add("nvvm.fence.proxy", syntax=SHARED_FENCE)
         block.operations += self.options.device.barrier()
 
