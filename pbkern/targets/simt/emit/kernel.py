@@ -470,7 +470,8 @@ class _Lowering(ProgramText):
         self.waits = plan.before
 
     def _barrier(self, block: Block) -> None:
-        if self.has_group_products:  # instructions that read tiles by themselves see no other stores
+        # Instructions that read tiles by themselves see no other stores.
+        if self.has_group_products:
             block.add("nvvm.fence.proxy", syntax=SHARED_FENCE)
         block.operations += self.options.device.barrier()
 
