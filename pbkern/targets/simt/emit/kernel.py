@@ -361,7 +361,7 @@ class _Lowering(ProgramText):
     def _alignment(self) -> int:
         """Bytes of which the address of the block's shared memory is a multiple."""
         near = filter(self.placement.is_shared, self.placement.offsets)
-        return max(SHARED_ALIGNMENT, *map(scratch.alignment, near))
+        return max(SHARED_ALIGNMENT, max(map(scratch.alignment, near), default=1))
 
     def _reads_unwritten(self) -> bool:
         scratch = self.kernel.scratch
