@@ -25,6 +25,7 @@ import numpy as np
 from jax._src import (
     ad_util,
     api_util,
+    array,
     config,
     core,
     debugging,
@@ -67,6 +68,11 @@ def shows_all_frames() -> bool:
 def runs_eagerly() -> bool:
     """Whether jax.jit runs its functions op by op (jax.disable_jit)."""
     return config.disable_jit.value
+
+
+def is_array_of_numbers(value) -> bool:
+    """Whether a value is an array of JAX's that exists, and not one of PRNG keys."""
+    return type(value) is array.ArrayImpl
 
 
 def looks_for_bad_numbers() -> bool:
@@ -718,6 +724,17 @@ def pallas() -> SimpleNamespace:
         is_dynamic_dim=core.is_dynamic_dim,
         debug_checks_enabled=core.debug_checks_enabled,
     )
+
+
+def loaded_pallas():
+    """Pallas's module of grids and block specs, if the user has imported it."""
+    return sys.modules.get("jax._src.pallas.core")
+
+
+def pallas_grid(grid: tuple[int, ...]):
+    """Context manager: the body that is traced may call Pallas's program_id and num_programs."""
+    core = loaded_pallas()
+    return contextlib.nullcontext() if core is None else core.tracing_grid_env(grid, ())
 
 
 def copy_operands(eqn, operands) -> tuple:

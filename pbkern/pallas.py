@@ -30,10 +30,10 @@ from pbkern.dsl.call import kernel_p
 from pbkern.dsl.primitives.prng_keys import is_key
 from pbkern.dsl.transformations.refusals import derivative_error
 from pbkern.dsl.transformations.rules import kernel_tangents
-from pbkern.frontends.pallas.bitcasts import width
+from pbkern.dsl.body_rewrites.bitcasts import width
 from pbkern.frontends.pallas.call import import_call
 from pbkern.frontends.pallas.mesh import call_params
-from pbkern.frontends.pallas.narrow_floats import is_narrow_float
+from pbkern.dsl.body_rewrites.narrow_floats import is_narrow_float
 from pbkern.frontends.pallas.transposed_operands import in_place
 from pbkern.targets import get_target
 

@@ -29,6 +29,7 @@ from pbkern.core.options import CompileOptions
 from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.core.process.public_names import PublicNames
 from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.trace import compile_eager_calls
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target
 
@@ -537,6 +538,16 @@ def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:
 def _remade(fn: Callable, options: CompileOptions, jit_kw: dict) -> JitFunction:
     """Classes of single functions cannot be named by what is pickled."""
     return JitFunction(fn, options, jit_kw)
+
+
+def _compiled_kernel(call_of_kernel: Callable) -> Callable:
+    """Compiles eager calls of a hand-written kernel: on CPUs as a decorated function, which has the pool for large results."""
+    if result_pool.only_device() is None:
+        return jax.jit(call_of_kernel)
+    return polyblocks_jit_jax(call_of_kernel, compile_options={"target": "cpu"})
+
+
+compile_eager_calls.append(_compiled_kernel)
 
 
 def name_of(fn: Callable) -> str:

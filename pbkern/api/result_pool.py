@@ -220,11 +220,11 @@ class Dispatch:
         if into is None:
             return False, None
         committed = any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
-        return True, into(leaves, _only_device() if committed else None)
+        return True, into(leaves, only_device() if committed else None)
 
 
 @functools.cache
-def _only_device() -> jax.Device | None:
+def only_device() -> jax.Device | None:
     """The CPU, where it is JAX's one and default device."""
     devices = jax.devices()
     return devices[0] if len(devices) == 1 and devices[0].platform == "cpu" else None
@@ -232,8 +232,8 @@ def _only_device() -> jax.Device | None:
 
 def _on_only_device(leaf: Any) -> bool:
     """Whether an argument is a number, a NumPy array, or an array that is there."""
-    if isinstance(leaf, jax.core.Tracer) or _only_device() is None:
+    if isinstance(leaf, jax.core.Tracer) or only_device() is None:
         return False
     if isinstance(leaf, jax.Array):
-        return not leaf.is_deleted() and leaf.devices() == {_only_device()}
+        return not leaf.is_deleted() and leaf.devices() == {only_device()}
     return isinstance(leaf, np.ndarray | np.generic | int | float)

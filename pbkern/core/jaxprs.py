@@ -172,20 +172,25 @@ Rewrite = Callable[..., "list | None"]
 MAX_PASSES = 8
 
 
-def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.ClosedJaxpr:
+def retrace(
+    closed: jex.ClosedJaxpr,
+    rewrite: Rewrite | None = None,
+    constant: Callable = lambda x: x,
+) -> jex.ClosedJaxpr:
     """Rewrites a function to canonical form, Ref effects in order.
 
     Calls are inlined at every depth, weak types are erased, scalar constants become literals,
     uniform array constants become broadcasts, equations without use or effect are gone, and control
     flow is what `lax.scan`, `lax.while_loop`, `lax.cond` and `lax.switch` make of it (so that
     printed control flow rebuilds). `rewrite(eqn, *operands)` may return an equation's results, or
-    None to keep the equation.
+    None to keep the equation; `constant(value)` says what literals and constants become, at any
+    depth.
     """
     for _ in range(MAX_PASSES):
         avals = [fresh_aval(var.aval) for var in closed.jaxpr.invars]
-        traced, before = _Retrace(rewrite), closed
+        traced, before = _Retrace(rewrite, constant), closed
         closed = jax.make_jaxpr(lambda *args: traced.run(before.jaxpr, before.consts, args))(*avals)  # noqa: B023
-        if not _has_dead_equations(closed.jaxpr):
+        if not _has_dead_equations(closed.jaxpr) and not _has_calls(closed.jaxpr):
             break
         rewrite = None  # already applied
     return closed
@@ -198,10 +203,7 @@ def retrace_into(
     rewrite: Rewrite,
     constant: Callable = lambda x: x,
 ) -> list:
-    """Like `retrace`, into the trace that is being made: equations are bound on `args`; results are returned.
-
-    `constant(value)` says what literals and constants become, at any depth.
-    """
+    """Like `retrace`, into the trace that is being made: equations are bound on `args`; results are returned."""
     return _Retrace(rewrite, constant).run(jaxpr, consts, args)
 
 
@@ -259,7 +261,7 @@ class _Retrace:
         return [read(var) for var in jaxpr.outvars]
 
     def step(self, eqn, operands: list, wanted: set) -> Sequence:
-        if eqn.primitive.name in WITH_RULES and _rules_are_kept.get():
+        if _keeps_rules(eqn):
             return bind_again(eqn, operands)
         inner = called_jaxpr(eqn)
         if inner is not None:
@@ -436,6 +438,20 @@ def _has_dead_equations(jaxpr: jex.Jaxpr) -> bool:
     return False
 
 
+def _has_calls(jaxpr: jex.Jaxpr) -> bool:
+    """Whether there are calls to inline: functions of jax.numpy that a rewrite rule used."""
+    return any(
+        (called_jaxpr(eqn) is not None and not _keeps_rules(eqn))
+        or any(_has_calls(inner.jaxpr) for inner in inner_jaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _keeps_rules(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation is a call with derivatives of its own that stays as it is."""
+    return eqn.primitive.name in WITH_RULES and _rules_are_kept.get()
+
+
 # Equations that only mean something to transformations of the caller.
 IDENTITIES = ("stop_gradient", "copy")
 
@@ -550,6 +566,8 @@ def fingerprint(jaxpr: jex.ClosedJaxpr | jex.Jaxpr) -> tuple:
             return tuple(map(param, value))
         if isinstance(value, np.integer):
             return str(int(value))
+        if hasattr(value, "compared_by"):  # a kernel: its text would take long to print
+            return value.compared_by
         return str(as_dtype(value) or value)
 
     def equation(eqn) -> tuple:

@@ -285,6 +285,11 @@ class Kernel:
             self.finish and self.finish.content,
         )
 
+    @cached_property
+    def compared_by(self) -> tuple:
+        """Equal for kernels that do the same and are compiled alike."""
+        return self.content, str(sorted(self.compiler_params.items()))
+
     def source(self) -> str:
         """DSL source that rebuilds the kernel."""
         return print_as_source[0](self)

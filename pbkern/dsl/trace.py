@@ -31,15 +31,19 @@ from pbkern.core.process.public_names import PublicNames
 from pbkern.dsl.body_checks import explain
 from pbkern.dsl.body_checks.static_indices import check_indices
 from pbkern.dsl.body_checks.unwritten_results import check_written
-from pbkern.dsl.body_rewrites import bounded_slices, numpy_primitives
+from pbkern.dsl.body_rewrites import bounded_slices, value_primitives
 from pbkern.dsl.body_rewrites.copied_inputs import with_private_inputs
+from pbkern.dsl.body_rewrites.narrow_floats import in_body
 from pbkern.dsl.primitives import atomics, prng_keys
 from pbkern.dsl.primitives import grid as primitives
 from pbkern.dsl.primitives import ref_access as refs
 
+from . import checks
 from .body_checks.verify import verify, verify_blocks
-from .call import call_kernel, checked_arrays
+from .call import call_kernel, checked_arrays, kernel_p
+from .inner_kernels import inlined
 from .kernel import ArrayType, Kernel
+from .pallas_specs import own_grid_spec
 from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
 
 # --- the decorator
@@ -139,7 +143,7 @@ def kernel(
         return KernelFunction(
             function,
             out_shape,
-            spec,
+            own_grid_spec(spec, definition_line(function)),
             input_output_aliases or {},
             compiler_params,
             name,
@@ -204,7 +208,9 @@ class KernelFunction(PublicNames, PickledByName):
             "x64": x64,
             "dynamic_grid": dynamic_grid,
         }
+        self._interprets = interpret or (finish is not None and finish._interprets)
         self._traced: dict[tuple[ArrayType, ...], Kernel] = {}
+        self._compiled: Callable | None = None  # for eager calls
 
     @property
     def in_types(self) -> list[ArrayType] | None:
@@ -212,8 +218,8 @@ class KernelFunction(PublicNames, PickledByName):
         return self._in_types
 
     def remade(self) -> tuple:
-        """Without the Kernels that it was traced to."""
-        return _remade, (vars(self) | {"_traced": {}},)
+        """Without what was traced and compiled."""
+        return _remade, (vars(self) | {"_traced": {}, "_compiled": None},)
 
     @_jax.hides_own_frames
     def trace(self, *args) -> Kernel:
@@ -280,14 +286,44 @@ class KernelFunction(PublicNames, PickledByName):
 
     @_jax.hides_own_frames
     def __call__(self, *args) -> Any:
+        if self._interprets or not all(map(_jax.is_array_of_numbers, args)):
+            return self._bound(*args)
+        if _jax.eager_context() is None:  # inside a transformation, or JAX checks each result
+            return self._bound(*args)
+        if self._compiled is None:
+            self._compiled = compile_eager_calls[0](self._without_checks())
+        try:
+            return self._compiled(*args)
+        except _HasChecks:
+            return self._bound(*args)
+
+    def _bound(self, *args) -> Any:
+        """Binds the primitive to arguments of any kind."""
         arrays = checked_arrays(args, self._at)
-        interpret = self.interpret or (self._finish is not None and self._finish.interpret)
-        return self._results.unflatten(
-            call_kernel(self.trace(*arrays), *arrays, interpret=interpret)
-        )
+        kernel = self.trace(*arrays)
+        return self._results.unflatten(call_kernel(kernel, *arrays, interpret=self._interprets))
+
+    def _without_checks(self) -> Callable:
+        """A function that binds the primitive, unless the kernel has checks: `call_kernel` raises what failed in it."""
+
+        def call(*arrays) -> Any:
+            if checks.can_fail(self.trace(*arrays)):
+                raise _HasChecks
+            return self._bound(*arrays)
+
+        call.__name__ = call.__qualname__ = self._options["name"] or self.__name__
+        return call
 
     def __repr__(self) -> str:
         return f"<pbkern kernel {self._options['name'] or self.__name__}>"
+
+
+class _HasChecks(Exception):
+    """Ends tracing: an eager call of this kernel has to wait for its checks."""
+
+
+# Set by api/eager_kernels.py, which knows of compilation: a function of arrays -> the function, compiled.
+compile_eager_calls: list[Callable[[Callable], Callable]] = []
 
 
 def _remade(state: dict) -> KernelFunction:
@@ -449,7 +485,8 @@ def _trace_body(body: Callable, traced_kernel: Kernel, x64: bool | None) -> jex.
                 hint="store results: out_ref[...] = value",
             )
 
-    with jax.enable_x64(needs_x64(dtype for _, dtype in types) if x64 is None else x64):
+    is_wide = needs_x64(dtype for _, dtype in types) if x64 is None else x64
+    with jax.enable_x64(is_wide), _jax.pallas_grid(traced_kernel.grid):
         return jax.make_jaxpr(run)(*[_jax.ref_aval(*type_) for type_ in types])
 
 
@@ -459,7 +496,7 @@ def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJ
     Raises KernelError if it has constants.
     """
     with jax.enable_x64(True):  # every type is explicit by now; this keeps 64-bit ones
-        closed = retrace(closed, _rewrite)
+        closed = retrace(closed, _rewrite, in_body)
     for var in closed.jaxpr.constvars:
         use = next((eqn for eqn in closed.jaxpr.eqns if var in eqn.invars), None)
         raise KernelError(
@@ -471,6 +508,11 @@ def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJ
     return closed
 
 
+GRID_PRIMITIVES = {p.name: p for p in (primitives.program_id_p, primitives.num_programs_p)}
+# Primitives of Pallas that take masks; the names are JAX's.
+MASKED_IN_PALLAS = ("masked_swap", "atomic_rmw", "atomic_cas")
+
+
 def _rewrite(eqn, *operands) -> list | None:
     if eqn.primitive.name == "new_ref":
         raise UnsupportedOp(
@@ -479,18 +521,29 @@ def _rewrite(eqn, *operands) -> list | None:
             why=f"{eqn.outvars[0].aval}",
             hint="scratch_shapes=[pbkern.Scratch(shape, dtype)] gives the body one",
         )
+    if eqn.primitive.name in GRID_PRIMITIVES:  # Pallas's become ours
+        return [GRID_PRIMITIVES[eqn.primitive.name].bind(**eqn.params)]
+    if eqn.primitive.name == kernel_p.name:
+        return inlined(eqn.params["kernel"], operands, _jax.user_line(eqn))
+    if eqn.primitive.name in MASKED_IN_PALLAS:
+        raise UnsupportedOp(
+            "a masked access of Pallas's in a body",
+            at=_jax.user_line(eqn),
+            why=f"primitive `{eqn.primitive.name}`",
+            hint="pbkern.load(ref, index, mask=...) and pbkern.store(ref, index, value, mask=...)",
+        )
     results = refs.rewrite(eqn, *operands)
     if results is None:
         results = prng_keys.rewrite(eqn, operands, _translated, functools.partial(_bind, eqn))
-    return numpy_primitives.rewrite(eqn, *operands) if results is None else results
+    return value_primitives.rewrite(eqn, *operands) if results is None else results
 
 
 def _translated(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
-    return retrace_into(jaxpr, consts, args, _rewrite)
+    return retrace_into(jaxpr, consts, args, _rewrite, in_body)
 
 
 def _bind(eqn, *operands) -> Sequence:
-    results = numpy_primitives.rewrite(eqn, *operands)
+    results = value_primitives.rewrite(eqn, *operands)
     if results is not None:
         return results
     return _jax.bind_again(eqn, operands)

@@ -20,17 +20,16 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import inner_jaxprs, retrace_into
-from pbkern.core.ops.top_k import by_sorting
 from pbkern.core.rules import RuleTable
 from pbkern.dsl import checks
+from pbkern.dsl.body_rewrites import value_primitives
+from pbkern.dsl.body_rewrites.narrow_floats import body_dtype, in_body, is_narrow_float
 from pbkern.dsl.kernel import Scratch
 from pbkern.dsl.primitives import grid, prng_keys
 from pbkern.dsl.primitives.atomics import COMBINE
 from pbkern.frontends.pallas.refs.views import IndexedRef, view
 
 from . import prng_state
-from .narrow_floats import body_dtype, calculate, in_body, is_narrow_float, quantise, to_float32
-from .value_primitives import IDENTITIES, NOTHING, VALUE_RULES
 
 Rule = Callable[..., list]
 RULES: RuleTable[Rule] = RuleTable("pallas import")
@@ -83,7 +82,7 @@ class Importer:
                 at=_jax.line_of_call(eqn),
                 why=NEEDS_HARDWARE[eqn.primitive.name],
             )
-        return None if any(inner_jaxprs(eqn)) else calculate(eqn, operands)
+        return value_primitives.rewrite(eqn, *operands)
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
         """Translates a jaxpr inside an equation."""
@@ -272,19 +271,10 @@ def _freeze(importer, eqn, ref):
 
 @RULES.register("empty")
 def _empty(importer, eqn):
-    """lax.empty: what it holds is not specified."""
-    aval = eqn.outvars[0].aval
-    return [
-        np.int32(0)
-        if _jax.is_semaphore(aval.dtype)
-        else jax.numpy.zeros(aval.shape, body_dtype(aval.dtype))
-    ]
-
-
-@RULES.register("top_k")
-def _top_k(importer, eqn, x):
-    results = by_sorting(eqn, [x])
-    return _bind(importer, eqn, x) if results is None else results
+    """Semaphores, which nothing reads, and values that are not specified."""
+    if _jax.is_semaphore(eqn.outvars[0].aval.dtype):
+        return [np.int32(0)]
+    return value_primitives.rewrite(eqn)
 
 
 @RULES.register("parallel_loop")
@@ -329,34 +319,6 @@ def _axis_index(importer, eqn):
             hint="pass the index of a mesh axis as a scalar operand",
         )
     return [grid.program_id(importer.axis_names.index(name))]
-
-
-@RULES.register(*IDENTITIES)
-def _same(importer, eqn, *operands):
-    return list(operands[: len(eqn.outvars)])
-
-
-@RULES.register(*NOTHING)
-def _nothing(importer, eqn, *operands):
-    return []
-
-
-@RULES.register("convert_element_type")
-def _convert(importer, eqn, x):
-    """Values of narrow float types are float32 in the body."""
-    to = eqn.params["new_dtype"]
-    if not is_narrow_float(to):
-        return None
-    x = to_float32(x)
-    return [
-        x
-        if is_narrow_float(eqn.invars[0].aval.dtype) and eqn.invars[0].aval.dtype == to
-        else quantise(x, to)
-    ]
-
-
-for _name, _rule in VALUE_RULES.items():
-    RULES.register(_name)(lambda importer, eqn, *operands, rule=_rule: rule(eqn, *operands))
 
 
 @RULES.register("prng_seed")

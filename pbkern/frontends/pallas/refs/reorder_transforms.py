@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from pbkern import _jax
-from pbkern.frontends.pallas import bitcasts
+from pbkern.dsl.body_rewrites import bitcasts
 
 
 @dataclass(frozen=True)

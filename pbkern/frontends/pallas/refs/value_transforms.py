@@ -17,7 +17,7 @@ from jax import lax
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.dsl.primitives.ref_access import as_index, stays
-from pbkern.frontends.pallas import bitcasts
+from pbkern.dsl.body_rewrites import bitcasts
 
 
 def has_arrays(transform) -> bool:

@@ -34,7 +34,7 @@ from pbkern.dsl.primitives.ref_access import (
     narrow,
     stays,
 )
-from pbkern.frontends.pallas.narrow_floats import decode, encode, in_body, is_narrow_float, quantise
+from pbkern.dsl.body_rewrites.narrow_floats import decode, encode, in_body, is_narrow_float, quantise
 
 from .reorder_transforms import before, runs, shape_after
 from .value_transforms import apply_all, dtype_after, has_arrays, replaced, stays_inside

@@ -1,6 +1,7 @@
-"""Primitives without Refs that kernels meet and bodies do not have -> the lax equations that say the same.
+"""Primitives of values that users write and bodies do not have -> the lax equations that say the same.
 
-Used by body.py's table. Nothing here depends on the kernel around the equation.
+Hand-written kernels and imported Pallas kernels share this table. Nothing here depends on the
+kernel around the equation.
 """
 
 from __future__ import annotations
@@ -12,10 +13,20 @@ from jax import lax
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.dsl.body_rewrites.numpy_primitives import SAID_OTHERWISE
+from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.ops.top_k import by_sorting
 
 from . import bitcasts as bits
-from .narrow_floats import FORMATS, round_at_random
+from .narrow_floats import (
+    FORMATS,
+    body_dtype,
+    calculate,
+    is_narrow_float,
+    quantise,
+    round_at_random,
+    to_float32,
+)
+from .numpy_primitives import SAID_OTHERWISE
 
 
 def _reciprocal(eqn, x) -> list:
@@ -30,6 +41,25 @@ def _bitcast(eqn, x) -> list:
 def _bitcast_convert_type(eqn, x) -> list | None:
     old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
     return None if bits.is_plain(old, new) else [bits.convert(x, old, new)]
+
+
+def _convert_element_type(eqn, x) -> list | None:
+    """Values of narrow float types are float32 in the body."""
+    old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
+    if not is_narrow_float(new):
+        return calculate(eqn, [x])
+    x = to_float32(x)
+    return [x if old == new else quantise(x, new)]
+
+
+def _lax_empty(eqn) -> list:
+    """lax.empty: what it holds is not specified."""
+    aval = eqn.outvars[0].aval
+    return [jnp.zeros(aval.shape, body_dtype(aval.dtype))]
+
+
+def _top_k(eqn, x) -> list | None:
+    return by_sorting(eqn, [x])
 
 
 def _roll(eqn, x, shift) -> list:
@@ -135,6 +165,9 @@ def _unpack(eqn, x) -> list:
 
 
 VALUE_RULES = SAID_OTHERWISE | {
+    "convert_element_type": _convert_element_type,
+    "empty": _lax_empty,
+    "top_k": _top_k,
     "reciprocal": _reciprocal,
     "bitcast": _bitcast,
     "bitcast_convert_type": _bitcast_convert_type,
@@ -164,3 +197,16 @@ NOTHING = (
     "trace_value",
     "print_layout",
 )
+
+
+def rewrite(eqn, *operands) -> list | None:
+    """retrace's rewrite rule: results of an equation of values that bodies do not have, None for any other."""
+    name = eqn.primitive.name
+    if name in IDENTITIES:
+        return list(operands[: len(eqn.outvars)])
+    if name in NOTHING:
+        return []
+    results = VALUE_RULES[name](eqn, *operands) if name in VALUE_RULES else None
+    if results is not None or any(inner_jaxprs(eqn)):
+        return results
+    return calculate(eqn, operands)

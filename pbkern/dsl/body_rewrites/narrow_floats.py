@@ -1,4 +1,4 @@
-"""Floats of 8 and 4 bits in Pallas bodies: a byte each in memory, float32 values in the body, rounded to the format.
+"""Floats of 8 and 4 bits in bodies: a byte each in memory, float32 values in the body, rounded to the format.
 
 Calculations round after each operation, as XLA's do.
 

@@ -1,4 +1,4 @@
-"""Bitcasts of Pallas bodies between types of any width, narrow floats and packed integers among them, as shifts.
+"""Bitcasts in bodies between types of any width, narrow floats and packed integers among them, as shifts.
 
 A value of a narrow float type is float32 in the body (narrow_floats.py); one of int4 and its like
 has that type. The lowest bits of a wide element are the first narrow one.
