@@ -17,8 +17,6 @@ import functools
 from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.interpreters import ad, mlir
 
 from pbkern import _jax, config
@@ -26,14 +24,14 @@ from pbkern.api.pipeline import build_kernel, compile_programs, warn_of_export
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks
+from pbkern.dsl.body_rewrites.byte_refs import held
+from pbkern.dsl.body_rewrites.derivative_refusals import derivative_error
+from pbkern.dsl.body_rewrites.narrow_floats import is_narrow_float
 from pbkern.dsl.call import kernel_p
 from pbkern.dsl.primitives.prng_keys import is_key
-from pbkern.dsl.transformations.refusals import derivative_error
 from pbkern.dsl.transformations.rules import kernel_tangents
-from pbkern.dsl.body_rewrites.bitcasts import width
 from pbkern.frontends.pallas.call import import_call
 from pbkern.frontends.pallas.mesh import call_params
-from pbkern.dsl.body_rewrites.narrow_floats import is_narrow_float
 from pbkern.frontends.pallas.transposed_operands import in_place
 from pbkern.targets import get_target
 
@@ -217,13 +215,4 @@ def _held(x, dtype):
         return jax.random.key_data(x)
     if is_key(dtype):
         return jax.random.wrap_key_data(x, impl=_jax.key_implementation(dtype).name)
-    if is_narrow_float(x.dtype):
-        return jax.lax.bitcast_convert_type(x, _bits_of(x.dtype)).astype(dtype)
-    if is_narrow_float(dtype):
-        return jax.lax.bitcast_convert_type(x.astype(_bits_of(dtype)), dtype)
-    return x.astype(dtype)
-
-
-def _bits_of(dtype) -> np.dtype:
-    """The unsigned integer of as many bits as a narrow float."""
-    return np.dtype(jnp.uint4 if width(dtype) == 4 else np.uint8)
+    return held(x, dtype)

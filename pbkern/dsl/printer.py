@@ -20,6 +20,15 @@ from pbkern import _jax
 from pbkern.core.errors import KernelError
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs, literal_value, live_equations, same, selector
+from pbkern.dsl.kernel import (
+    ArrayType,
+    Blocked,
+    BlockMapping,
+    Element,
+    Kernel,
+    Squeezed,
+    print_as_source,
+)
 from pbkern.dsl.primitives.ref_access import Point, Range, is_ref_access, is_whole, ref_access
 from pbkern.dsl.text.spelling import (
     Spelled,
@@ -30,9 +39,7 @@ from pbkern.dsl.text.spelling import (
     spell_param,
     typed_literal,
 )
-
-from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Squeezed, print_as_source
-from .trace import KernelFunction, body_dtypes, needs_x64
+from pbkern.dsl.trace import KernelFunction, body_dtypes, needs_x64
 
 IMPORTS = "import jax\nimport jax.numpy as jnp\nfrom jax import lax\n\nimport pbkern\n"
 # Columns of the longest line that is not broken: the line length of this project.

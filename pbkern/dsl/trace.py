@@ -32,7 +32,9 @@ from pbkern.dsl.body_checks import explain
 from pbkern.dsl.body_checks.static_indices import check_indices
 from pbkern.dsl.body_checks.unwritten_results import check_written
 from pbkern.dsl.body_rewrites import bounded_slices, value_primitives
+from pbkern.dsl.body_rewrites.byte_refs import held, held_as, over_bytes
 from pbkern.dsl.body_rewrites.copied_inputs import with_private_inputs
+from pbkern.dsl.body_rewrites.inner_kernels import inlined
 from pbkern.dsl.body_rewrites.narrow_floats import in_body
 from pbkern.dsl.primitives import atomics, prng_keys
 from pbkern.dsl.primitives import grid as primitives
@@ -41,10 +43,16 @@ from pbkern.dsl.primitives import ref_access as refs
 from . import checks
 from .body_checks.verify import verify, verify_blocks
 from .call import call_kernel, checked_arrays, kernel_p
-from .inner_kernels import inlined
 from .kernel import ArrayType, Kernel
-from .pallas_specs import own_grid_spec
-from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
+from .specs import (
+    BlockSpec,
+    GridSpec,
+    array_type,
+    block_mapping,
+    definition_line,
+    own_grid_spec,
+    scratch,
+)
 
 # --- the decorator
 # -----------------------------------------------------------------------------------------------
@@ -208,7 +216,7 @@ class KernelFunction(PublicNames, PickledByName):
             "x64": x64,
             "dynamic_grid": dynamic_grid,
         }
-        self._interprets = interpret or (finish is not None and finish._interprets)
+        self._interprets: bool = interpret or (finish is not None and finish._interprets)
         self._traced: dict[tuple[ArrayType, ...], Kernel] = {}
         self._compiled: Callable | None = None  # for eager calls
 
@@ -276,6 +284,11 @@ class KernelFunction(PublicNames, PickledByName):
         """Structure of what a call returns."""
         return self._out_tree if self._finish is None else self._finish._results
 
+    @property
+    def _result_types(self) -> list[ArrayType]:
+        """Types of what a call returns."""
+        return self._out_types if self._finish is None else self._finish._result_types
+
     def _flat_out_specs(self) -> list[BlockSpec] | None:
         if self.grid_spec.out_specs is None:
             return None
@@ -301,7 +314,11 @@ class KernelFunction(PublicNames, PickledByName):
         """Binds the primitive to arguments of any kind."""
         arrays = checked_arrays(args, self._at)
         kernel = self.trace(*arrays)
-        return self._results.unflatten(call_kernel(kernel, *arrays, interpret=self._interprets))
+        operands = [held(array, type_.dtype) for array, type_ in zip(arrays, kernel.in_types)]
+        results = call_kernel(kernel, *operands, interpret=self._interprets)
+        return self._results.unflatten(
+            [held(result, type_.dtype) for result, type_ in zip(results, self._result_types)]
+        )
 
     def _without_checks(self) -> Callable:
         """A function that binds the primitive, unless the kernel has checks: `call_kernel` raises what failed in it."""
@@ -322,7 +339,7 @@ class _HasChecks(Exception):
     """Ends tracing: an eager call of this kernel has to wait for its checks."""
 
 
-# Set by api/eager_kernels.py, which knows of compilation: a function of arrays -> the function, compiled.
+# Set by api/decorators.py, which knows of compilation: a function of arrays -> the function, compiled.
 compile_eager_calls: list[Callable[[Callable], Callable]] = []
 
 
@@ -360,8 +377,11 @@ def trace_kernel(
     """
     at = source if source is not None else definition_line(body)
     grid = check_grid(grid, at)
-    in_types = [array_type(type_, f"operand {n}", at) for n, type_ in enumerate(in_types)]
-    out_types = [array_type(type_, f"result {n}", at) for n, type_ in enumerate(out_types)]
+    seen = [array_type(type_, f"operand {n}", at) for n, type_ in enumerate(in_types)]
+    seen += [array_type(type_, f"result {n}", at) for n, type_ in enumerate(out_types)]
+    scratch_seen = [scratch(shape, n, at) for n, shape in enumerate(scratch_shapes)]
+    in_types = [_in_memory(type_) for type_ in seen[: len(in_types)]]
+    out_types = [_in_memory(type_) for type_ in seen[len(in_types) :]]
     prefetch = in_types[:num_scalar_prefetch]
     in_specs = _check_count("in_specs", in_specs, in_types[num_scalar_prefetch:], "operands", at)
     out_specs = _check_count("out_specs", out_specs, out_types, "results", at)
@@ -378,7 +398,7 @@ def trace_kernel(
         grid=grid,
         inputs=mappings[: len(in_types)],
         outputs=mappings[len(in_types) :],
-        scratch=tuple(scratch(shape, n, at) for n, shape in enumerate(scratch_shapes)),
+        scratch=tuple(map(_in_memory, scratch_seen)),
         body=_no_body(),
         aliases=tuple(aliases),
         compiler_params=params_by_target(compiler_params, at),
@@ -388,7 +408,8 @@ def trace_kernel(
         finish=finish,
     )
     verify_blocks(traced_kernel)
-    closed = _trace_body(body, traced_kernel, x64)
+    dtypes = [type_.dtype for type_ in seen] + [type_.dtype for type_ in scratch_seen]
+    closed = over_bytes(_trace_body(body, traced_kernel, dtypes, x64))
     check_indices(closed, traced_kernel.name, traced_kernel.defined_at)
     if atomics.is_used(closed.jaxpr):
         traced_kernel = atomics.in_order(traced_kernel)
@@ -457,12 +478,18 @@ def limits_of(
     return {id(refs[n]): size(*args) for n, size in sizes.items()}
 
 
-def _trace_body(body: Callable, traced_kernel: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
-    """The body as traced, not yet canonical."""
-    types = [
-        (operand.ref_shape, operand.array.dtype)
-        for operand in traced_kernel.inputs + traced_kernel.outputs
-    ] + [(buf.shape, buf.dtype) for buf in traced_kernel.scratch]
+def _in_memory(memory):
+    """The type of an array or scratch, whose elements the body may see as narrower ones."""
+    return dataclasses.replace(memory, dtype=held_as(memory.dtype))
+
+
+def _trace_body(
+    body: Callable, traced_kernel: Kernel, dtypes: Sequence[np.dtype], x64: bool | None
+) -> jex.ClosedJaxpr:
+    """The body as traced over Refs of these dtypes, not yet canonical."""
+    shapes = [operand.ref_shape for operand in traced_kernel.inputs + traced_kernel.outputs]
+    shapes += [buf.shape for buf in traced_kernel.scratch]
+    types = list(zip(shapes, dtypes))
     try:
         inspect.signature(body).bind(*types)
     except TypeError:

@@ -1,1 +1,1 @@
-"""Rewrites of bodies while a kernel is traced: body jaxpr -> body jaxpr."""
+"""Bodies -> other bodies: rewrites while a kernel is traced, and one program as a pure function of values."""

@@ -6,6 +6,8 @@ kernel around the equation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -164,7 +166,7 @@ def _unpack(eqn, x) -> list:
     return [(lax.bitcast_convert_type(part, signed) >> signed.type(top)).astype(out)]
 
 
-VALUE_RULES = SAID_OTHERWISE | {
+VALUE_RULES: dict[str, Callable[..., list | None]] = SAID_OTHERWISE | {
     "convert_element_type": _convert_element_type,
     "empty": _lax_empty,
     "top_k": _top_k,

@@ -26,6 +26,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jaxprs import retrace_into, rules_kept
+from pbkern.dsl.body_rewrites.derivative_refusals import refuse, refuse_order, refuse_views
+from pbkern.dsl.body_rewrites.pure_program import pure_program
 from pbkern.dsl.interpret import parallel_dims
 from pbkern.dsl.kernel import ArrayType, BlockMapping, Kernel, Scratch
 from pbkern.dsl.primitives import atomics, grid
@@ -41,8 +43,6 @@ from .blocks import (
     with_repeats_outside,
     with_zeros_outside,
 )
-from .pure_program import pure_program
-from .refusals import refuse, refuse_order, refuse_views
 from .sinking import sunk
 from .tangent import Absent, is_differentiable, values_kept, without_stores
 

@@ -12,12 +12,11 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations
+from pbkern.dsl.body_rewrites.derivative_refusals import derivative_error
 from pbkern.dsl.interpret import parallel_dims
 from pbkern.dsl.kernel import Blocked, BlockMapping, Element, Kernel, Squeezed
 from pbkern.dsl.primitives import grid
 from pbkern.dsl.specs import BlockSpec
-
-from .refusals import derivative_error
 
 
 @dataclass(frozen=True)

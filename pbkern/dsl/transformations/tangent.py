@@ -17,11 +17,10 @@ from jax.interpreters import ad
 
 from pbkern import _jax
 from pbkern.core.jaxprs import equations, retrace_into, rules_kept
+from pbkern.dsl.body_rewrites.pure_program import REPORTS
 from pbkern.dsl.kernel import BlockMapping, Kernel
 from pbkern.dsl.primitives import grid
 from pbkern.dsl.trace import canonical_body, with_both_bodies
-
-from .pure_program import REPORTS
 
 
 def is_differentiable(type_) -> bool:

@@ -23,7 +23,8 @@ from pbkern.core.jaxprs import inner_jaxprs, retrace_into
 from pbkern.core.rules import RuleTable
 from pbkern.dsl import checks
 from pbkern.dsl.body_rewrites import value_primitives
-from pbkern.dsl.body_rewrites.narrow_floats import body_dtype, in_body, is_narrow_float
+from pbkern.dsl.body_rewrites.byte_refs import held_as
+from pbkern.dsl.body_rewrites.narrow_floats import body_dtype, in_body
 from pbkern.dsl.kernel import Scratch
 from pbkern.dsl.primitives import grid, prng_keys
 from pbkern.dsl.primitives.atomics import COMBINE
@@ -134,16 +135,6 @@ def allocation(aval, eqn=None) -> Scratch:
             hint="barriers need a GPU, or interpret=pltpu.InterpretParams()",
         )
     return Scratch(tuple(aval.shape), held_as(dtype), scoped=eqn is not None)
-
-
-def held_as(dtype: np.dtype) -> np.dtype:
-    """Type of a Ref's elements in memory: integers and floats of less than a byte have one each, floats are bytes."""
-    name = np.dtype(dtype).name
-    if is_narrow_float(dtype):
-        return np.dtype(np.uint8)
-    return np.dtype(
-        {"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}.get(name, dtype)
-    )
 
 
 ATOMICS = ("atomic_rmw", "atomic_cas")

@@ -22,6 +22,7 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import equations, has_rules, rules_kept
 from pbkern.dsl.body_checks.verify import verify
 from pbkern.dsl.body_rewrites import bounded_slices
+from pbkern.dsl.body_rewrites.byte_refs import held_as
 from pbkern.dsl.body_rewrites.constant_masks import fold_constant_masks
 from pbkern.dsl.body_rewrites.copied_inputs import with_private_inputs
 from pbkern.dsl.kernel import (
@@ -43,7 +44,7 @@ from . import (
     dma,  # noqa: F401  (pallas_dma registers its rules)
     prng_state,
 )
-from .body import ATOMICS, Importer, allocation, held_as, scoped_allocations, uses_atomics
+from .body import ATOMICS, Importer, allocation, scoped_allocations, uses_atomics
 from .params import backend_of, cpu_params, nvidia_params
 
 

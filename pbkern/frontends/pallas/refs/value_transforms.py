@@ -16,8 +16,8 @@ from jax import lax
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.dsl.primitives.ref_access import as_index, stays
 from pbkern.dsl.body_rewrites import bitcasts
+from pbkern.dsl.primitives.ref_access import as_index, stays
 
 
 def has_arrays(transform) -> bool:

@@ -20,6 +20,13 @@ from jax import lax
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
+from pbkern.dsl.body_rewrites.narrow_floats import (
+    decode,
+    encode,
+    in_body,
+    is_narrow_float,
+    quantise,
+)
 from pbkern.dsl.primitives import grid
 from pbkern.dsl.primitives.atomics import positions
 from pbkern.dsl.primitives.prng_keys import WORD, is_key, words_of
@@ -34,7 +41,6 @@ from pbkern.dsl.primitives.ref_access import (
     narrow,
     stays,
 )
-from pbkern.dsl.body_rewrites.narrow_floats import decode, encode, in_body, is_narrow_float, quantise
 
 from .reorder_transforms import before, runs, shape_after
 from .value_transforms import apply_all, dtype_after, has_arrays, replaced, stays_inside

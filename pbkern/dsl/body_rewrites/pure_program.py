@@ -22,7 +22,7 @@ from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.primitives.ref_access import is_ref_access
 
 from .contents import access_of, read, written
-from .refusals import refuse_arrays_of_indices
+from .derivative_refusals import refuse_arrays_of_indices
 
 NUMBER = jax.core.ShapedArray((), np.dtype(np.int32))
 # Equations that only report what happens: the kernel itself has done so.

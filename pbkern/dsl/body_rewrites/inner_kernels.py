@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from pbkern.core.errors import UnsupportedOp
+from pbkern.core.errors import UnsupportedKernel, UnsupportedOp
+from pbkern.dsl.kernel import Kernel
 
-from .kernel import Kernel
-from .transformations.pure_program import pure_program
+from .pure_program import pure_program
 
 
 def inlined(kernel: Kernel, operands: Sequence, at: str | None) -> list:
@@ -26,6 +26,18 @@ def inlined(kernel: Kernel, operands: Sequence, at: str | None) -> list:
                 why=f"grid={stage.grid}; a body is one program",
                 hint="a kernel without a grid, over the block that the body holds, or a plain function",
             )
+    try:
+        return _run(kernel, operands)
+    except UnsupportedKernel as error:
+        raise UnsupportedOp(
+            f"kernel `{kernel.name}`, called in the body of another",
+            at=at,
+            why=f"{error.why} ({error.at})",
+            hint="a loop that stores one element at a time",
+        ) from None
+
+
+def _run(kernel: Kernel, operands: Sequence) -> list:
     results = _one_program(kernel.stages[0], operands[: len(kernel.stages[0].inputs)])
     if kernel.finish is not None:
         further = operands[len(kernel.stages[0].inputs) :]
