@@ -16,6 +16,7 @@ from pbkern.core.errors import (
     ScheduleError,
     SimulationError,
     TargetError,
+    UndefinedReadError,
     UnsupportedKernel,
     UnsupportedOp,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "ScheduleError",
     "SimulationError",
     "TargetError",
+    "UndefinedReadError",
     "UnsupportedKernel",
     "UnsupportedOp",
 ]

@@ -147,6 +147,8 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     target, record = get_target(options.target), build.record
     if target.STAGES[0] in record.texts:
         return build
+    for kernel in (kernel for program in build.programs for kernel in program.kernels()):
+        _name_unused_params(kernel, target.name)
     for program in build.programs:
         try:
             fallback.enter("machine code")
@@ -177,6 +179,17 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     if folder is not None:
         stages.dump(record, folder)
     return build
+
+
+def _name_unused_params(kernel: Kernel, target: str) -> None:
+    """Warns of a kernel of the user's that has CompilerParams for other targets alone; Python shows each warning once."""
+    if kernel.defined_at and kernel.compiler_params and target not in kernel.compiler_params:
+        targets = " and ".join(f"`{name}`" for name in sorted(kernel.compiler_params))
+        warnings.warn(
+            f"CompilerParams of kernel `{kernel.name}` ({kernel.defined_at}) are for {targets}: it is compiled for `{target}`, "
+            "with the defaults of that target",
+            stacklevel=2,
+        )
 
 
 def _leaves(program: HostProgram, error: Exception) -> bool:

@@ -77,6 +77,10 @@ class OutOfBoundsError(PbkernError, IndexError):
     """A kernel accessed an element outside its block or array (interpret mode)."""
 
 
+class UndefinedReadError(PbkernError):
+    """A kernel read scratch, or a result, before anything was stored to it (interpret mode)."""
+
+
 class CheckError(PbkernError):
     """A check in a kernel's body (pbkern.check, checkify.check, pl.debug_check) failed while it ran.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
@@ -16,7 +17,14 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern._jax import bind_again, fresh_aval, only_reads, params_of, source_context
+from pbkern._jax import (
+    bind_again,
+    cached_by_jaxpr,
+    fresh_aval,
+    only_reads,
+    params_of,
+    source_context,
+)
 
 from .affine import Affine
 from .jax_types import Atom, array_aval
@@ -450,6 +458,13 @@ def _has_calls(jaxpr: jex.Jaxpr) -> bool:
 def _keeps_rules(eqn: jex.JaxprEqn) -> bool:
     """Whether an equation is a call with derivatives of its own that stays as it is."""
     return eqn.primitive.name in WITH_RULES and _rules_are_kept.get()
+
+
+@cached_by_jaxpr
+def variables_read(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
+    """Variables that an equation or the caller reads; equations inside equations aside."""
+    atoms = itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
+    return frozenset(atom for atom in atoms if not isinstance(atom, jex.Literal))
 
 
 # Equations that only mean something to transformations of the caller.

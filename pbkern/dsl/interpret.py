@@ -27,8 +27,8 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.errors import KernelError, OutOfBoundsError, RaceError
-from pbkern.core.jaxprs import called_jaxpr, literal_value
+from pbkern.core.errors import KernelError, OutOfBoundsError, RaceError, UndefinedReadError
+from pbkern.core.jaxprs import called_jaxpr, literal_value, variables_read
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.elementwise_row import is_evaluated
 from pbkern.dsl.primitives.breakpoint import stop
@@ -45,14 +45,15 @@ from pbkern.dsl.text.repro import attach
 
 from . import checks
 from .conditional_results import unsure_results
-from .kernel import Blocked, BlockMapping, Kernel, Squeezed
+from .kernel import Blocked, BlockMapping, Kernel, Scratch, Squeezed
 
 
 @_jax.hides_own_frames
 def interpret(kernel: Kernel, *arrays, check_races: bool = True) -> list[np.ndarray]:
     """Runs every program of `kernel` in order and returns its results.
 
-    Raises OutOfBoundsError for an index outside a block and, with `check_races`, RaceError for two
+    Raises OutOfBoundsError for an index outside a block, UndefinedReadError for an element of scratch
+    or of a result that is read before it is stored to and, with `check_races`, RaceError for two
     parallel programs that write one element.
 
     Args:
@@ -90,10 +91,16 @@ def _interpret_stage(kernel: Kernel, arrays: Sequence, check_races: bool) -> lis
     ]
     for i, output in kernel.aliases:
         outputs[output] = inputs[i]
+    defined = [
+        np.full(out_type.shape, n in unsure, bool) for n, out_type in enumerate(kernel.out_types)
+    ]
+    for _, output in kernel.aliases:
+        defined[output][...] = True
     cpu = jax.local_devices(backend="cpu")[0]
     try:
         with jax.enable_x64(True), jax.default_device(cpu), np.errstate(all="ignore"):
-            _run_grid(kernel, inputs, outputs, parallel_dims(kernel) if check_races else ())
+            parallel = parallel_dims(kernel) if check_races else ()
+            _run_grid(kernel, inputs, outputs, defined, parallel)
     except Exception as e:
         attach(e, kernel, arrays, interpreted=True, check_races=check_races)
         raise
@@ -137,6 +144,7 @@ class RefMemory:
     name: str
     data: np.ndarray
     inside: tuple[slice, ...]  # per Ref dimension
+    defined: np.ndarray | None = None  # which elements were stored to; None: all are defined
     written: np.ndarray | None = None  # which elements this program stored; None: not recorded
 
     @property
@@ -144,6 +152,11 @@ class RefMemory:
         """The body's own name for the Ref, if it is known."""
         match = re.search(r"`(\w+)`", self.name)
         return match[1] if match else self.name
+
+    def note_store(self, where: tuple) -> None:
+        for marked in (self.defined, self.written):
+            if marked is not None:
+                marked[where] = True
 
     def in_bounds(self, axis: int) -> np.ndarray:
         bounds = np.zeros(self.data.shape[axis], bool)
@@ -159,11 +172,13 @@ class ProgramState:
     kernel: str = ""
 
 
-def _run_grid(kernel: Kernel, inputs: list, outputs: list, parallel: tuple[int, ...]) -> None:
+def _run_grid(
+    kernel: Kernel, inputs: list, outputs: list, defined: list, parallel: tuple[int, ...]
+) -> None:
     writers = (
         [np.full(type_.shape, -1, np.int64) for type_ in kernel.out_types] if parallel else None
     )
-    scratch: list[np.ndarray] = []
+    scratch: list[RefMemory] = []
     coordinates = None
     sizes = dict(kernel.dynamic_grid)
     grid = tuple(
@@ -172,23 +187,18 @@ def _run_grid(kernel: Kernel, inputs: list, outputs: list, parallel: tuple[int, 
     )
     for index in itertools.product(*map(range, grid)):
         if coordinates != (coordinates := tuple(index[dim] for dim in parallel)) or not scratch:
-            scratch = [
-                np.full(spec.shape, poison(spec.dtype), spec.dtype) for spec in kernel.scratch
-            ]
+            scratch = [_undefined(f"scratch {n}", spec) for n, spec in enumerate(kernel.scratch)]
         windows = [
             _window(operand, index, inputs[: kernel.num_scalar_prefetch])
             for operand in kernel.inputs + kernel.outputs
         ]
+        whole = [None] * len(inputs) + defined
+        mappings = kernel.inputs + kernel.outputs
         buffers = [
-            _read_block(operand, array, region, record=bool(parallel) and n >= len(inputs))
-            for n, (operand, array, region) in enumerate(
-                zip(kernel.inputs + kernel.outputs, inputs + outputs, windows)
-            )
+            _read_block(*block, record=bool(parallel) and n >= len(inputs))
+            for n, block in enumerate(zip(mappings, inputs + outputs, whole, windows))
         ]
-        refs = buffers + [
-            RefMemory(f"scratch {n}", array, tuple(slice(0, size) for size in array.shape))
-            for n, array in enumerate(scratch)
-        ]
+        refs = buffers + scratch
         _run(
             kernel.body.jaxpr,
             kernel.body.consts,
@@ -199,7 +209,14 @@ def _run_grid(kernel: Kernel, inputs: list, outputs: list, parallel: tuple[int, 
             buffer, window = buffers[len(inputs) + n], windows[len(inputs) + n]
             if writers is not None:
                 _check_race(kernel, n, buffer, window, writers[n], index, parallel)
-            _write_block(outputs[n], buffer, window)
+            _write_block(outputs[n], buffer.data, buffer, window)
+            _write_block(defined[n], buffer.defined, buffer, window)
+
+
+def _undefined(name: str, spec: Scratch) -> RefMemory:
+    data = np.full(spec.shape, poison(spec.dtype), spec.dtype)
+    inside = tuple(slice(0, size) for size in spec.shape)
+    return RefMemory(name, data, inside, np.zeros(spec.shape, bool))
 
 
 @dataclass(frozen=True)
@@ -216,9 +233,8 @@ def _window(mapping: BlockMapping, index: tuple[int, ...], prefetched: list) -> 
         zip(mapping.dims, mapping.array.shape, block_starts(mapping, index, prefetched))
     ):
         low, high = min(max(start, 0), extent), max(min(start + dim.size, extent), 0)
-        if (isinstance(dim, (Blocked, Squeezed)) and start < 0) or (
-            isinstance(dim, Squeezed) and start >= extent
-        ):
+        is_empty = extent == 0 and start == 0
+        if isinstance(dim, (Blocked, Squeezed)) and not is_empty and not 0 <= start < extent:
             raise OutOfBoundsError(
                 f"index map of {mapping.origin} leaves the array in program {index}",
                 why=f"array {mapping.array}, dimension {n}: first element {start}",
@@ -246,20 +262,30 @@ def block_starts(mapping: BlockMapping, index: tuple[int, ...], prefetched: list
 
 
 def _read_block(
-    mapping: BlockMapping, array: np.ndarray, window: Window, record: bool
+    mapping: BlockMapping,
+    array: np.ndarray,
+    defined: np.ndarray | None,
+    window: Window,
+    record: bool,
 ) -> RefMemory:
     block = np.full(tuple(dim.size for dim in mapping.dims), poison(array.dtype), array.dtype)
     block[window.block] = array[window.array]
     axes = [n for n, dim in enumerate(mapping.dims) if not isinstance(dim, Squeezed)]
     data = block.reshape(mapping.ref_shape)
     inside = tuple(window.block[axis] for axis in axes)
-    return RefMemory(
-        mapping.origin, data, inside, np.zeros(mapping.ref_shape, bool) if record else None
-    )
+    if defined is not None:  # outside of the array, what a read returns is not specified
+        in_block = np.ones(block.shape, bool)
+        in_block[window.block] = defined[window.array]
+        defined = in_block.reshape(mapping.ref_shape)
+    written = np.zeros(mapping.ref_shape, bool) if record else None
+    return RefMemory(mapping.origin, data, inside, defined, written)
 
 
-def _write_block(array: np.ndarray, buffer: RefMemory, window: Window) -> None:
-    array[window.array] = buffer.data[buffer.inside].reshape(array[window.array].shape)
+def _write_block(
+    array: np.ndarray, data: np.ndarray | None, buffer: RefMemory, window: Window
+) -> None:
+    assert data is not None, "of results"
+    array[window.array] = data[buffer.inside].reshape(array[window.array].shape)
 
 
 def _check_race(
@@ -301,15 +327,20 @@ def _run(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, program: ProgramSta
     def read(atom):
         return literal_value(atom) if isinstance(atom, jex.Literal) else env[atom]
 
+    used = variables_read(jaxpr)
     for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, _equation(eqn, [read(var) for var in eqn.invars], program)))
+        operands = [read(var) for var in eqn.invars]
+        if is_ref_access(eqn):
+            access = value_access(eqn, operands)
+            results = _access(eqn, access, program, not used.isdisjoint(eqn.outvars))
+        else:
+            results = _equation(eqn, operands, program)
+        env.update(zip(eqn.outvars, results))
     return [read(var) for var in jaxpr.outvars]
 
 
 def _equation(eqn, operands: list, program: ProgramState) -> Sequence:
     name = eqn.primitive.name
-    if is_ref_access(eqn):
-        return _access(eqn, value_access(eqn, operands), program)
     if name in CONTROL_FLOW:
         return CONTROL_FLOW[name](eqn, operands, program)
     if name in GRID_RULES:
@@ -425,19 +456,21 @@ CONTROL_FLOW = {"cond": _cond, "while": _while, "scan": _scan}
 # ------------------------------------------------------------------------------------------------
 
 
-def _access(eqn, access: RefAccess, program: ProgramState) -> Sequence:
+def _access(eqn, access: RefAccess, program: ProgramState, is_used: bool) -> Sequence:
     buffer: RefMemory = access.ref
     if access.mask is None:
         where = _subscript(eqn, access.indices, buffer, None, program)
+        if access.kind == "add" or is_used:
+            _check_defined(eqn, buffer, where, program)
         return _plain(access, buffer, where)
     where = _subscript(eqn, access.indices, buffer, np.asarray(access.mask), program)
     mask = np.asarray(access.mask)
-    if access.kind == "load":
-        return [np.where(mask, buffer.data[where], access.other)]
     positions = tuple(np.broadcast_to(index, mask.shape)[mask] for index in where)
+    if access.kind == "load":
+        _check_defined(eqn, buffer, positions, program)
+        return [np.where(mask, buffer.data[where], access.other)]
     buffer.data[positions] = np.asarray(access.value)[mask]
-    if buffer.written is not None:
-        buffer.written[positions] = True
+    buffer.note_store(positions)
     return []
 
 
@@ -450,9 +483,20 @@ def _plain(access: RefAccess, buffer: RefMemory, where: tuple) -> Sequence:
         np.add.at(buffer.data, where, access.value)
     else:
         buffer.data[where] = access.value
-    if buffer.written is not None:
-        buffer.written[where] = True
+    buffer.note_store(where)
     return [before] if access.kind == "store" else []
+
+
+def _check_defined(eqn, buffer: RefMemory, where: tuple, program: ProgramState) -> None:
+    if buffer.defined is None or np.all(buffer.defined[where]):
+        return
+    element = np.argwhere(~np.atleast_1d(buffer.defined[where]))[0]
+    raise UndefinedReadError(
+        f"{buffer.name} is read before anything is stored to it",
+        at=_jax.user_line(eqn),
+        why=f"element {tuple(map(int, element))} of the part that is read, program {program.index}",
+        hint="store to it first; scratch starts undefined, in each program along a parallel dimension",
+    )
 
 
 def _subscript(

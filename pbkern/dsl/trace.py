@@ -30,6 +30,7 @@ from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.core.process.public_names import PublicNames
 from pbkern.dsl.body_checks import explain
 from pbkern.dsl.body_checks.static_indices import check_indices
+from pbkern.dsl.body_checks.undefined_reads import check_reads
 from pbkern.dsl.body_checks.unwritten_results import check_written
 from pbkern.dsl.body_rewrites import bounded_slices, value_primitives
 from pbkern.dsl.body_rewrites.byte_refs import held, held_as, over_bytes
@@ -257,6 +258,7 @@ class KernelFunction(PublicNames, PickledByName):
                 finish=finish,
                 **self._options,
             )
+            check_reads(self._traced[types])
         return self._traced[types]
 
     def _operand_count(self) -> int:
@@ -509,6 +511,7 @@ def _trace_body(
             raise KernelError(
                 f"body of kernel `{traced_kernel.name}` returns a value",
                 at=traced_kernel.defined_at,
+                why=f"returned {result!r}; results are what is stored to Refs",
                 hint="store results: out_ref[...] = value",
             )
 

@@ -121,7 +121,9 @@ def explained(body: Callable, refs: Sequence, kernel: str, defined_at: str) -> A
                 what,
                 at=line,
                 why=f"{type(e).__name__}: {text}",
-                hint=known_error and known_error.hint,
+                hint=known_error.hint
+                if known_error
+                else "the message is JAX's own: the same line fails in a function under jax.jit",
             ),
             e,
         )

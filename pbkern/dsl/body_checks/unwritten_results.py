@@ -29,6 +29,8 @@ from pbkern.dsl.primitives.ref_access import (
     ref_access,
 )
 
+from .place_walk import PlaceWalk
+
 MOST_ASKED = 512  # programs whose block is asked for one by one: 0.1 ms each
 
 Box = tuple[tuple[int, int], ...]  # (first, end) per dimension
@@ -53,7 +55,7 @@ def check_written(kernel: Kernel, bounded: Collection[int] = ()) -> None:
             )
         if n not in bounded:
             _check_block(kernel, n, output)
-            _check_grid(kernel, output)
+            _check_grid(kernel, n, output)
 
 
 # --- within a block
@@ -101,7 +103,7 @@ def _stores(jaxpr: jex.Jaxpr, ref: jex.Var) -> Iterator[tuple[Index, ...] | None
 # -------------------------------------------------------------------------------------------------
 
 
-def _check_grid(kernel: Kernel, mapping: BlockMapping) -> None:
+def _check_grid(kernel: Kernel, number: int, mapping: BlockMapping) -> None:
     """The blocks of all programs together are the array."""
     if kernel.dynamic_grid:
         return
@@ -119,8 +121,15 @@ def _check_grid(kernel: Kernel, mapping: BlockMapping) -> None:
             mapping,
             f"{kernel.num_programs} programs write a block each, the array has {blocks}",
         )
-    if None in mapping.starts or _share_axes(mapping):
-        _check_cells(kernel, mapping)
+    if kernel.num_programs > MOST_ASKED or _reads_prefetched(kernel, mapping):
+        return
+    programs = list(itertools.product(*map(range, kernel.grid)))
+    ref = kernel.body.jaxpr.invars[len(kernel.inputs) + number]
+    storing = programs
+    if all(indices is None for indices in _stores(kernel.body.jaxpr, ref)):
+        storing = [place for place in programs if _may_store(kernel, number, place)]
+    if None in mapping.starts or _share_axes(mapping) or len(storing) < len(programs):
+        _check_cells(kernel, mapping, storing, programs)
 
 
 def _share_axes(mapping: BlockMapping) -> bool:
@@ -154,15 +163,22 @@ def _check_dimension(kernel: Kernel, mapping: BlockMapping, dim: int) -> None:
         )
 
 
-def _check_cells(kernel: Kernel, mapping: BlockMapping) -> None:
-    """Asks the index map where each program's block is, and marks it."""
-    if len(mapping.index_map.jaxpr.invars) > len(kernel.grid) or kernel.num_programs > MOST_ASKED:
-        return
+def _reads_prefetched(kernel: Kernel, mapping: BlockMapping) -> bool:
+    return len(mapping.index_map.jaxpr.invars) > len(kernel.grid)
+
+
+def _may_store(kernel: Kernel, number: int, place: tuple[int, ...]) -> bool:
+    """Whether a program may store to a result: no condition on its place in the grid keeps it from that."""
+    ref = len(kernel.inputs) + number
+    return ref in PlaceWalk(place, kernel.grid, set()).run(kernel.body.jaxpr)
+
+
+def _check_cells(
+    kernel: Kernel, mapping: BlockMapping, storing: list[tuple], programs: list[tuple]
+) -> None:
+    """Asks the index map where the block of each program that stores is, and marks it."""
     with jax.ensure_compile_time_eval():
-        boxes = [
-            _box(mapping, block_starts(mapping, index, []))
-            for index in itertools.product(*map(range, kernel.grid))
-        ]
+        boxes = [_box(mapping, block_starts(mapping, index, [])) for index in storing]
     cuts = [
         sorted({0, size, *(min(max(edge, 0), size) for region in boxes for edge in region[axis])})
         for axis, size in enumerate(mapping.array.shape)
@@ -174,7 +190,11 @@ def _check_cells(kernel: Kernel, mapping: BlockMapping) -> None:
         marked[tuple(slice(*np.searchsorted(cut, ends)) for cut, ends in zip(cuts, box))] = True
     if not marked.all():
         first = tuple(cut[i] for cut, i in zip(cuts, np.argwhere(~marked)[0]))
-        _raise_uncovered(kernel, mapping, f"no block has element {first}")
+        why = f"no block has element {first}"
+        if len(storing) < len(programs):
+            idle = next(place for place in programs if place not in storing)
+            why = f"element {first}: conditions in the body keep program {idle} from storing"
+        _raise_uncovered(kernel, mapping, why)
 
 
 def _box(mapping: BlockMapping, starts: Sequence[int]) -> Box:

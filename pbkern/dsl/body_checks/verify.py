@@ -195,6 +195,7 @@ def _verify_aliases(kernel: Kernel) -> None:
                 f"kernel `{kernel.name}` aliases an operand or result that it lacks",
                 at=kernel.defined_at,
                 why=f"input_output_aliases={{{i}: {output}}}, {len(kernel.inputs)} operands, {len(kernel.outputs)} results",
+                hint="{number of an operand: number of the result that shares its array}, both from 0",
             )
         if kernel.inputs[i].array != kernel.outputs[output].array:
             raise KernelError(
@@ -209,6 +210,7 @@ def _verify_aliases(kernel: Kernel) -> None:
                 f"kernel `{kernel.name}` aliases one array twice",
                 at=kernel.defined_at,
                 why=f"aliases {kernel.aliases}",
+                hint="one result per operand, and one operand per result",
             )
 
 

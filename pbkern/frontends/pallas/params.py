@@ -260,11 +260,22 @@ def _given(params: Any, at: str, elsewhere: Sequence[str]) -> dict[str, Any]:
     return given
 
 
+# What dimension_semantics may say, in the words of all of Pallas's back ends.
+WORDS = ("parallel", "core_parallel", "subcore_parallel", "arbitrary", "sequential")
+
+
 def _semantics(
     given, grid: tuple[int, ...], vmapped: tuple[int, ...], at: str
 ) -> tuple[DimensionSemantics, ...]:
     """One of the CPU's words per grid dimension."""
     written = [str(getattr(word, "value", word)).lower() for word in given]
+    if not set(written) <= set(WORDS):
+        raise UnsupportedOp(
+            "dimension_semantics has a word that means nothing",
+            at=at,
+            why=f"dimension_semantics={tuple(given)!r}",
+            hint=f"one of {', '.join(map(repr, WORDS))} per grid dimension",
+        )
     words: list[DimensionSemantics] = [
         "parallel"
         if word.endswith("parallel")
