@@ -34,7 +34,7 @@ from pbkern.targets import get_target
 
 from . import explain_handwritten, result_pool, stages
 from .measure import kernel_seconds
-from .pipeline import Build, compile_programs, current_plan
+from .pipeline import Build, compile_programs, current_plan, ready
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -463,9 +463,8 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
           >>> f.memory_analysis(x).argument_size_in_bytes
           8192
         """
-        build, options = self.build(args, kwargs)
-        target = get_target(options.target)
-        compiled = compile_programs(build, options).compiled.values()
+        build, options = self._ready(args, kwargs)
+        target, compiled = get_target(options.target), build.compiled.values()
         arenas, code = (sum(sizes) for sizes in zip((0, 0), *map(target.memory, compiled)))
         return stages.MemoryAnalysis.of(
             self.lower(*args, **kwargs).compile().memory_analysis(), arenas, code
@@ -518,11 +517,16 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
 
     def _into_buffers(self, args: tuple, kwargs: dict) -> result_pool.IntoBuffers | None:
         """The function, compiled for arguments like these to write large results to given places, see api/result_pool.py."""
-        build, options = self.build(args, kwargs)
-        compiled = compile_programs(build, options).compiled
+        build, options = self._ready(args, kwargs)
         return result_pool.into_buffers(
-            self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target)
+            self.trace(*args, **kwargs), build.fused, build.compiled, get_target(options.target)
         )
+
+    def _ready(self, args: tuple, kwargs: dict) -> tuple[Build, CompileOptions]:
+        """The compiled programs for arguments like these, and their options."""
+        params = self._call(args, kwargs)
+        call = params["jaxpr"], params["name"], params["options"], params["donated"]
+        return ready(*call), params["options"]
 
 
 def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from pbkern.core.affine import Affine
-from pbkern.core.jaxprs import fingerprint
+from pbkern.core.process.jaxpr_digest import fingerprint
 
 
 @dataclass(frozen=True, slots=True)
