@@ -144,6 +144,13 @@ def ready(
     jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, donated: tuple[bool, ...] = ()
 ) -> Build:
     """A function's programs, compiled: those of an earlier process, else planned now and stored."""
+    with _jax.types_kept(jaxpr):
+        return _ready(jaxpr, name, options, donated)
+
+
+def _ready(
+    jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, donated: tuple[bool, ...]
+) -> Build:
     choices, store = tuned_choices.choices_for(jaxpr, options), disk_cache.current()
     key = plan_store.key(jaxpr, name, options, choices, donated) if store else None
     stored = _stored(jaxpr, name, options, key) if key else None

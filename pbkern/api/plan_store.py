@@ -20,19 +20,22 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.export
 import jaxlib
 import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core import config, fallback
-from pbkern.core.jaxprs import literal_value
+from pbkern.core.jaxprs import equations, literal_value
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import disk_cache
 from pbkern.core.process.disk_cache import DiskStore
 from pbkern.dsl import checks
+from pbkern.dsl.call import kernel_p
 from pbkern.dsl.host_program import ProgramSignature
 from pbkern.dsl.kernel import ArrayType
+from pbkern.frontends.jax import call
 from pbkern.targets import get_target
 from pbkern.targets.host.objects.cache_key import PACKAGE, sources
 from pbkern.targets.target import Target
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from pbkern.fuse import Plan
 
 KIND = "plan"
+# Kernels that are called from what XLA runs: their code belongs to the process.
+KERNEL_CALLS = (call.call_p.name, kernel_p.name, "pallas_call")
 # Settings that change neither plans nor code.
 WITHOUT_EFFECT = ("cache", "cache_dir", "cache_shared", "cache_megabytes", "pool_megabytes")
 
@@ -88,7 +93,7 @@ def put(
 ) -> None:
     """Stores a plan whose programs are compiled, if a later process can call it.
 
-    It cannot where XLA runs a part, and where kernels check or print something.
+    It cannot where XLA runs something that JAX cannot export, and where kernels check or print.
     """
     packed = _packed(store, plan, compiled, target)
     if packed is not None:
@@ -123,29 +128,27 @@ def _packed(
     if plan.whole is not None or any(map(checks.can_fail, plan.kernels())):
         return None
     jaxpr, segments = plan.jaxpr, plan.segments
+    literals = [literal_value(var) for var in jaxpr.outvars if isinstance(var, jex.Literal)]
+    arrays = [np.asarray(array) for array in (*plan.consts, *literals)]
     makes = itertools.chain.from_iterable(segment.makes for segment in segments)
     numbers = {var: n for n, var in enumerate((*jaxpr.invars, *jaxpr.constvars, *makes))}
     steps = []
     for segment in segments:
-        program = compiled[segment.program.name] if segment.is_ours else None
-        reference = target.reference(store, program) if program is not None else None
-        if program is None or reference is None:
+        if isinstance(segment.body, jex.ClosedJaxpr):
+            module = _exported(segment.body, target.platform)
+            step = None if module is None else {"xla": len(arrays)}
+            arrays.append(np.frombuffer(module or b"", np.uint8))
+        else:
+            step = _program_step(store, compiled[segment.body.name], target)
+        if step is None:
             return None
-        signature = program.signature
         steps.append(
             {
-                "name": signature.name,
-                "inputs": _types(signature.inputs),
-                "outputs": _types(signature.outputs),
-                "shared": signature.shared,
-                "in_place": signature.in_place,
-                "reference": reference,
+                **step,
                 "reads": [numbers[read] for read in segment.reads],
                 "makes": _types(make.aval for make in segment.makes),
             }
         )
-    literals = [literal_value(var) for var in jaxpr.outvars if isinstance(var, jex.Literal)]
-    arrays = [np.asarray(array) for array in (*plan.consts, *literals)]
     head = {
         "inputs": _types(var.aval for var in jaxpr.invars),
         "arrays": _types(arrays),
@@ -156,6 +159,31 @@ def _packed(
         "segments": steps,
     }
     return b"".join([json.dumps(head).encode(), b"\n", *(array.tobytes() for array in arrays)])
+
+
+def _program_step(store: DiskStore, program: Any, target: Target) -> dict[str, Any] | None:
+    """A compiled program, as JSON."""
+    signature, reference = program.signature, target.reference(store, program)
+    return reference and {
+        "name": signature.name,
+        "inputs": _types(signature.inputs),
+        "outputs": _types(signature.outputs),
+        "shared": signature.shared,
+        "in_place": signature.in_place,
+        "reference": reference,
+    }
+
+
+def _exported(body: jex.ClosedJaxpr, platform: str) -> bytes | None:
+    """What XLA runs, as StableHLO; None where that cannot leave the process, as kernels cannot."""
+    if any(eqn.primitive.name in KERNEL_CALLS for eqn in equations(body.jaxpr)):
+        return None
+    function = jax.jit(jex.jaxpr_as_fun(body))
+    try:
+        exported = jax.export.export(function, platforms=[platform])(*body.in_avals)
+        return bytes(exported.serialize())
+    except (ImportError, NotImplementedError, ValueError):  # JAX's reasons
+        return None
 
 
 def _unpacked(
@@ -175,15 +203,19 @@ def _unpacked(
     invars, constvars = _variables(head["inputs"]), _variables(head["arrays"][: len(constants)])
     values, segments, compiled = [*invars, *constvars], [], {}
     for step in head["segments"]:
-        inputs, outputs = _array_types(step["inputs"]), _array_types(step["outputs"])
-        shared = tuple((operand, result) for operand, result in step["shared"])
-        signature = ProgramSignature(step["name"], inputs, outputs, shared, step["in_place"])
-        program = target.load(store, signature, step["reference"])
-        if program is None:
-            return None
-        compiled[signature.name] = program
-        makes = _variables(step["makes"])
-        segments.append(Segment(signature, tuple(values[n] for n in step["reads"]), tuple(makes)))
+        reads, makes = tuple(values[n] for n in step["reads"]), tuple(_variables(step["makes"]))
+        body: ProgramSignature | jex.ClosedJaxpr
+        if "xla" in step:
+            exported = jax.export.deserialize(bytearray(arrays[step["xla"]].tobytes()))
+            body = jax.make_jaxpr(exported.call)(*[read.aval for read in reads])
+        else:
+            inputs, outputs = _array_types(step["inputs"]), _array_types(step["outputs"])
+            shared = tuple((operand, result) for operand, result in step["shared"])
+            body = ProgramSignature(step["name"], inputs, outputs, shared, step["in_place"])
+            compiled[body.name] = target.load(store, body, step["reference"])
+            if compiled[body.name] is None:
+                return None
+        segments.append(Segment(body, reads, makes))
         values += makes
     outvars = [
         _literal(next(literals)) if number is None else values[number] for number in head["results"]

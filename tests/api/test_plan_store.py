@@ -171,6 +171,24 @@ def test_large_results_have_places_of_their_own(store):
         assert float(total) == 3 * (1 << 23)
 
 
+def with_parts_of_xla(x):
+    square = x @ x.T + jnp.eye(len(x))
+    return jnp.tanh(jnp.linalg.cholesky(square * 2)) + 1, jnp.fft.fft(x).real
+
+
+def test_parts_that_xla_runs_are_in_the_entry(store):
+    first, second = planned(with_parts_of_xla, X), planned(with_parts_of_xla, X)
+    assert (first[0], second[0]) == (True, False)
+    assert_same(first[1], second[1])
+    report = pbkern.jit(with_parts_of_xla).explain(X)
+    assert {left.op for left in report.left} >= {"cholesky", "fft"}
+    with jax.enable_x64(True):
+        wide = X.astype("float64")
+        first, second = planned(with_parts_of_xla, wide), planned(with_parts_of_xla, wide)
+        assert (first[0], second[0]) == (True, False)
+        assert_same(first[1], second[1])
+
+
 # --- misses
 
 
