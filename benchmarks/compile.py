@@ -1,6 +1,6 @@
 """Processor time of first calls, beside jax.jit's: families of functions from ten to some thousand operations.
 
-    python -m benchmarks.compile [words in names] [--write] [--json file] [--plot file]
+    python -m benchmarks.compile [words in names] [--write] [--json file]
 
 Each number is of a process of its own, after imports: tracing, planning, compilation and one run on small arrays. "cold" has an
 empty store, "warm" the store that the cold process left, as every later process has; "jax" is jax.jit without its own store.
@@ -290,36 +290,6 @@ def write(text: str) -> None:
     DOCUMENT.write_text(before + section + after)
 
 
-def plot(rows: Sequence[Row], file: pathlib.Path) -> None:
-    """Seconds over operations, a panel per family. Needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    families = list(dict.fromkeys(row.family for row in rows))
-    figure, axes = plt.subplots(
-        1, len(families), figsize=(3 * len(families), 3), sharey=True, squeeze=False
-    )
-    for panel, family in zip(axes[0], families):
-        of_family = [row for row in rows if row.family == family]
-        for which, label in (
-            ("jax", "jax.jit"),
-            ("cold", "pbkern, cold"),
-            ("warm", "pbkern, warm"),
-        ):
-            seconds = [getattr(row, which).first for row in of_family]
-            panel.loglog(
-                [row.jax.operations for row in of_family], seconds, marker="o", label=label
-            )
-        panel.set_title(family)
-        panel.set_xlabel("operations")
-    axes[0][0].set_ylabel("processor seconds")
-    axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(file)
-
-
 def note() -> str:
     model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
     return (
@@ -339,7 +309,6 @@ def main() -> None:
         "--largest", type=int, default=sys.maxsize, help="no larger sizes than this"
     )
     parser.add_argument("--json", type=pathlib.Path, help="file for all numbers")
-    parser.add_argument("--plot", type=pathlib.Path, help="file for a plot (needs matplotlib)")
     parser.add_argument(
         "--write", action="store_true", help="writes the table into docs/benchmarks.md"
     )
@@ -360,8 +329,6 @@ def main() -> None:
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    if options.plot:
-        plot(rows, options.plot)
     if options.write:
         write(f"{note()}\n\n{table(rows)}")
 

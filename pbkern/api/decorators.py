@@ -32,7 +32,7 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target
 
-from . import explain_handwritten, result_pool, stages
+from . import explain_handwritten, plan_store, result_pool, stages
 from .measure import kernel_seconds
 from .pipeline import Build, compile_programs, current_plan, ready
 
@@ -396,13 +396,16 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
           >>> len(plan.kernels), plan.left
           (1, ())
         """
-        build, options = self.build(args, kwargs)
+        params = self._call(args, kwargs)
+        build, options = self._planned(params), params["options"]
         native = _jax.has_cpu_lowering("pallas_call")
         name = get_target(options.target).name
         explanation = explain_handwritten.explained(
             build.fused.explanation, build.fused.jaxpr, name, native
         )
-        explanation = dataclasses.replace(explanation, verbose=verbose)
+        explanation = dataclasses.replace(
+            explanation, verbose=verbose, planned_anew=plan_store.obstacle(params["jaxpr"])
+        )
         reported = {kernel.name for kernel in explanation.kernels}
         target = get_target(options.target)
         explanation = explanation.with_instructions(
@@ -501,9 +504,10 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
     def build(self, args: tuple, kwargs: dict) -> tuple[Build, CompileOptions]:
         """The plan for arguments like these, and its options."""
         params = self._call(args, kwargs)
-        return current_plan(
-            params["jaxpr"], params["name"], params["options"], params["donated"]
-        ), params["options"]
+        return self._planned(params), params["options"]
+
+    def _planned(self, params: dict) -> Build:
+        return current_plan(params["jaxpr"], params["name"], params["options"], params["donated"])
 
     def _call(self, args, kwargs) -> dict:
         """Parameters of the primitive that is bound for arguments like these."""

@@ -66,10 +66,7 @@ def key(
     """
     settings = config.current()
     shown = options.debug or settings.dump is not None
-    if disk_cache.current() is None or shown or fallback.is_failing() or jaxpr.effects:
-        return None
-    function = content(jaxpr)
-    if function.unnamed:
+    if disk_cache.current() is None or shown or fallback.is_failing() or obstacle(jaxpr):
         return None
     acting = dataclasses.asdict(settings)
     for setting in WITHOUT_EFFECT:
@@ -78,8 +75,26 @@ def key(
     target = get_target(options.target, options.device)
     device = target.machine(), target.identity()
     return disk_cache.digest(
-        (function.digest, name, options, choices, donated, acting, tracing, device, environment())
+        (
+            content(jaxpr).digest,
+            name,
+            options,
+            choices,
+            donated,
+            acting,
+            tracing,
+            device,
+            environment(),
+        )
     )
+
+
+def obstacle(jaxpr: jex.ClosedJaxpr) -> str:
+    """Why each process plans a function anew; "" where its plan may be kept."""
+    unnamed = content(jaxpr).unnamed
+    if unnamed:
+        return f"nothing tells whether {', '.join(unnamed)} in another process does the same"
+    return "it has effects" if jaxpr.effects else ""
 
 
 @functools.cache
@@ -175,7 +190,7 @@ def _program_step(store: DiskStore, program: Any, target: Target) -> dict[str, A
 
 
 def _exported(body: jex.ClosedJaxpr, platform: str) -> bytes | None:
-    """What XLA runs, as StableHLO; None where that cannot leave the process, as kernels cannot."""
+    """A part that XLA runs, as StableHLO; None where that cannot leave the process, as kernels cannot."""
     if any(eqn.primitive.name in KERNEL_CALLS for eqn in equations(body.jaxpr)):
         return None
     function = jax.jit(jex.jaxpr_as_fun(body))
