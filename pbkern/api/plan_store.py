@@ -177,9 +177,12 @@ def _packed(
 
 
 def _program_step(store: DiskStore, program: Any, target: Target) -> dict[str, Any] | None:
-    """A compiled program, as JSON."""
-    signature, reference = program.signature, target.reference(store, program)
-    return reference and {
+    """A compiled program, as JSON; None where later processes cannot have it."""
+    reference = target.reference(store, program)
+    if reference is None:
+        return None
+    signature = program.signature
+    return {
         "name": signature.name,
         "inputs": _types(signature.inputs),
         "outputs": _types(signature.outputs),
