@@ -372,6 +372,8 @@ def source_of(eqn):
 
 Zero = ad_util.Zero
 cached_by_jaxpr = weakref_lru_cache  # f(jaxpr, *hashables), forgotten with the jaxpr
+# The same for what JAX's context, such as the mesh, does not change.
+cached_by_jaxpr_alone = weakref_lru_cache(trace_context_in_key=False)
 
 
 def set_eager_rule(primitive, explain_bad_number: Callable | None = None) -> None:
@@ -618,15 +620,31 @@ def cotangent_zero(operand) -> Zero:
 def prune_equation(
     used_results: Sequence[bool], eqn, keep_params: Callable
 ) -> tuple[list[bool], object]:
-    """Dead code rule of a primitive with a `jaxpr`: (which operands are needed, the smaller equation or None)."""
+    """Dead code rule of a primitive with a `jaxpr`: (which operands are needed, the smaller equation or None).
+
+    An equation without dead code stays itself: what has been compiled of its jaxpr is found by it.
+    """
     closed = eqn.params["jaxpr"]
     if not any(used_results) and not closed.effects:
         return [False] * len(eqn.invars), None
     jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, list(used_results))
+    if all(used) and all(used_results) and _size(jaxpr) == _size(closed.jaxpr):
+        return used, eqn
     params = keep_params(dict(eqn.params, jaxpr=core.ClosedJaxpr(jaxpr, closed.consts)), used)
     invars = [var for var, is_used in zip(eqn.invars, used) if is_used]
     outvars = [var for var, result in zip(eqn.outvars, used_results) if result]
     return used, eqn.replace(invars=invars, outvars=outvars, params=params, effects=jaxpr.effects)
+
+
+def without_dead_code(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The function without equations that its results and effects do not need; operands stay."""
+    live, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals), instantiate=True)
+    return closed if _size(live) == _size(closed.jaxpr) else core.ClosedJaxpr(live, closed.consts)
+
+
+def _size(jaxpr: jex.Jaxpr) -> int:
+    """Counts equations, at any depth."""
+    return sum(1 + sum(map(_size, core.jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns)
 
 
 def is_for_export(ctx) -> bool:
@@ -647,6 +665,16 @@ def eager_context() -> tuple | None:
     ):  # explicit transfers
         return None
     return config.trace_context()
+
+
+def tracing_settings() -> tuple:
+    """Settings on which it depends what is traced of functions of jax.numpy."""
+    return (
+        config.enable_x64.value,
+        config.default_matmul_precision.value,
+        config.numpy_dtype_promotion.value,
+        config.numpy_rank_promotion.value,
+    )
 
 
 def untyped_manual_axes():

@@ -33,9 +33,9 @@ from pbkern.dsl.trace import compile_eager_calls
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target
 
-from . import explain_handwritten, result_pool, stages
+from . import explain_handwritten, plan_store, result_pool, stages
 from .measure import kernel_seconds
-from .pipeline import Build, compile_programs, current_plan
+from .pipeline import Build, compile_programs, current_plan, ready
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -397,13 +397,16 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
           >>> len(plan.kernels), plan.left
           (1, ())
         """
-        build, options = self.build(args, kwargs)
+        params = self._call(args, kwargs)
+        build, options = self._planned(params), params["options"]
         native = _jax.has_cpu_lowering("pallas_call")
         name = get_target(options.target).name
         explanation = explain_handwritten.explained(
             build.fused.explanation, build.fused.jaxpr, name, native
         )
-        explanation = dataclasses.replace(explanation, verbose=verbose)
+        explanation = dataclasses.replace(
+            explanation, verbose=verbose, planned_anew=plan_store.obstacle(params["jaxpr"])
+        )
         reported = {kernel.name for kernel in explanation.kernels}
         target = get_target(options.target)
         explanation = explanation.with_instructions(
@@ -464,9 +467,8 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
           >>> f.memory_analysis(x).argument_size_in_bytes
           8192
         """
-        build, options = self.build(args, kwargs)
-        target = get_target(options.target)
-        compiled = compile_programs(build, options).compiled.values()
+        build, options = self._ready(args, kwargs)
+        target, compiled = get_target(options.target), build.compiled.values()
         arenas, code = (sum(sizes) for sizes in zip((0, 0), *map(target.memory, compiled)))
         return stages.MemoryAnalysis.of(
             self.lower(*args, **kwargs).compile().memory_analysis(), arenas, code
@@ -503,9 +505,10 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
     def build(self, args: tuple, kwargs: dict) -> tuple[Build, CompileOptions]:
         """The plan for arguments like these, and its options."""
         params = self._call(args, kwargs)
-        return current_plan(
-            params["jaxpr"], params["name"], params["options"], params["donated"]
-        ), params["options"]
+        return self._planned(params), params["options"]
+
+    def _planned(self, params: dict) -> Build:
+        return current_plan(params["jaxpr"], params["name"], params["options"], params["donated"])
 
     def _call(self, args, kwargs) -> dict:
         """Parameters of the primitive that is bound for arguments like these."""
@@ -519,11 +522,16 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
 
     def _into_buffers(self, args: tuple, kwargs: dict) -> result_pool.IntoBuffers | None:
         """The function, compiled for arguments like these to write large results to given places, see api/result_pool.py."""
-        build, options = self.build(args, kwargs)
-        compiled = compile_programs(build, options).compiled
+        build, options = self._ready(args, kwargs)
         return result_pool.into_buffers(
-            self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target)
+            self.trace(*args, **kwargs), build.fused, build.compiled, get_target(options.target)
         )
+
+    def _ready(self, args: tuple, kwargs: dict) -> tuple[Build, CompileOptions]:
+        """The compiled programs for arguments like these, and their options."""
+        params = self._call(args, kwargs)
+        call = params["jaxpr"], params["name"], params["options"], params["donated"]
+        return ready(*call), params["options"]
 
 
 def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:

@@ -8,6 +8,7 @@ frontends/torch/memory.py, frontends/tf/memory.py.
 from __future__ import annotations
 
 import contextlib
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
@@ -28,7 +29,7 @@ from pbkern.targets.host.runtime.arena import HUGE_BYTES
 from pbkern.targets.host.runtime_symbols import reports
 
 from .decorators import JitFunction
-from .pipeline import Build, compile_programs, current_plan
+from .pipeline import Build, current_plan, ready
 
 Values = list[Any]
 
@@ -98,13 +99,10 @@ class DirectPlan:
         checks: Sequence[in_range.Check] = (),
     ):
         with jax.enable_x64(True), _jax.types_kept(jaxpr):
-            self.build: Build = compile_programs(current_plan(jaxpr, name, options), options)
-        self.jaxpr, self._memory, self._target, plan = (
-            jaxpr,
-            memory,
-            options.target,
-            self.build.fused,
-        )
+            self.build: Build = ready(jaxpr, name, options)
+        self.jaxpr, self._memory, self._target = jaxpr, memory, options.target
+        self._planned = functools.partial(current_plan, jaxpr, name, options)
+        plan = self.build.fused
         self._steps: list[Callable[[Values], Values]] = []
         self._constants: Values = []
         self._results: list[tuple[int, bool]] = []
@@ -118,6 +116,11 @@ class DirectPlan:
 
     def __call__(self, arrays: Sequence[Any]) -> Values:
         return self.run(arrays)
+
+    def plan(self) -> Plan:
+        """The plan with its kernels."""
+        with jax.enable_x64(True):
+            return self._planned().fused
 
     def _is_direct(self, options: CompileOptions) -> bool:
         """Whether the plan's values are the arrays of the call: complex numbers, for one, are pairs in it; checks need JAX."""
@@ -216,17 +219,13 @@ class DirectPlan:
             seen.add(place)
 
     def _program(self, segment: Segment, reads: list[int]) -> Callable[[Values], Values]:
-        compiled, memory = self.build.compiled[segment.body.name], self._memory  # type: ignore[union-attr]
+        compiled, memory = self.build.compiled[segment.program.name], self._memory
         call = direct.entry(compiled, memory.openmp)
-        outputs = [
-            (tuple(output.type.shape), output.type.dtype) for output in compiled.program.outputs
-        ]
-        makers = [memory.empty(*output) for output in outputs]
+        outputs = compiled.signature.outputs
+        makers = [memory.empty(output.shape, output.dtype) for output in outputs]
         addresses = struct.Struct(f"{len(reads) + len(outputs)}P").pack
         large = [
-            (k, output.type.nbytes)
-            for k, output in enumerate(compiled.program.outputs)
-            if output.type.nbytes >= HUGE_BYTES
+            (k, output.nbytes) for k, output in enumerate(outputs) if output.nbytes >= HUGE_BYTES
         ]
         address, before = memory.address, memory.before_call
 
@@ -248,7 +247,7 @@ class DirectPlan:
 
     def _launches(self, segment: Segment, reads: list[int]) -> Callable[[Values], Values]:
         """A program on a GPU, on the stream of the calling thread: who frees what it works on is ordered behind it."""
-        compiled, memory = self.build.compiled[segment.body.name], self._memory  # type: ignore[union-attr]
+        compiled, memory = self.build.compiled[segment.program.name], self._memory
         target: Any = get_target(self._target)
         call, temporaries = target.direct_entry(compiled)
         multiples = [target.alignment(operand.type.nbytes) for operand in compiled.program.inputs]

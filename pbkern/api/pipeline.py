@@ -25,18 +25,18 @@ from pbkern.core import config, fallback
 from pbkern.core.errors import OptionError, TargetError, UnsupportedOp
 from pbkern.core.jaxprs import equations
 from pbkern.core.options import CompileOptions
-from pbkern.core.process import gc_pause, progress, recursion
+from pbkern.core.process import disk_cache, gc_pause, progress, recursion
 from pbkern.dsl import checks
 from pbkern.dsl.body_checks.verify import verify
 from pbkern.dsl.build_programs import kernel_program, repeated
 from pbkern.dsl.call import kernel_p
-from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target
 from pbkern.targets.target import Target
 
-from . import stages, tuned_choices
+from . import plan_store, stages, tuned_choices
 
 # --- the pipeline
 # ---------------------------------------------------------------------------------------------------
@@ -65,18 +65,24 @@ class Build:
         return fuse.groups_of(self.plan.nodes) if self.plan else []
 
 
-@_jax.cached_by_jaxpr
+@_jax.cached_by_jaxpr_alone
 def build_plan(
     jaxpr: jex.ClosedJaxpr,
     name: str,
     options: CompileOptions,
-    _settings: config.Config,
+    _settings: tuple,
     choices: tuple[fuse.Choice, ...] = (),
     donated: tuple[bool, ...] = (),
 ) -> Build:
     """Fuses a jaxpr for its target.
 
-    `choices`: what tuning found for it (api/tuned_choices.py); `donated`: operands given up.
+    Args:
+      jaxpr: the function.
+      name: its name.
+      options: of the decorator.
+      _settings: of pbkern and of JAX, as they are in force.
+      choices: what tuning found for it (api/tuned_choices.py).
+      donated: operands given up.
     """
     target, record = get_target(options.target, options.device), stages.Record(name)
 
@@ -123,15 +129,46 @@ def current_plan(
     jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, donated: tuple[bool, ...] = ()
 ) -> Build:
     """The plan under the present configuration and what tuning has found for this program."""
-    with _jax.types_kept(jaxpr):
+    with _jax.types_kept(jaxpr), _jax.untyped_manual_axes():
         return build_plan(
             jaxpr,
             name,
             options,
-            config.current(),
+            (config.current(), _jax.tracing_settings()),
             tuned_choices.choices_for(jaxpr, options),
             donated,
         )
+
+
+def ready(
+    jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, donated: tuple[bool, ...] = ()
+) -> Build:
+    """A function's programs, compiled: those of an earlier process, else planned now and stored."""
+    with _jax.types_kept(jaxpr):
+        return _ready(jaxpr, name, options, donated)
+
+
+def _ready(
+    jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, donated: tuple[bool, ...]
+) -> Build:
+    choices, store = tuned_choices.choices_for(jaxpr, options), disk_cache.current()
+    key = plan_store.key(jaxpr, name, options, choices, donated) if store else None
+    stored = _stored(jaxpr, name, options, key) if key else None
+    if stored is not None:
+        return stored
+    failures = fallback.failures()
+    build = compile_programs(current_plan(jaxpr, name, options, donated), options)
+    if store and key and failures == fallback.failures():
+        plan_store.put(store, key, build.fused, build.compiled, get_target(options.target))
+    return build
+
+
+@_jax.cached_by_jaxpr_alone
+def _stored(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, key: str) -> Build | None:
+    """The build that an earlier process has stored."""
+    store, target = disk_cache.current(), get_target(options.target, options.device)
+    plan = plan_store.get(store, key, name, jaxpr, target) if store else None
+    return Build((), stages.Record(name), *plan) if plan is not None else None
 
 
 def build_kernel(kernel: Kernel) -> Build:
@@ -242,10 +279,10 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
             return jex.jaxpr_as_fun(jaxpr)(*args)
         target = get_target(options.target)
 
-        def run(program: HostProgram, operands) -> list:
-            return checks.after(
-                program.kernels(), target.call(build.compiled[program.name], *operands)
-            )
+        def run(program: HostProgram | ProgramSignature, operands) -> list:
+            # What an earlier process has stored checks nothing.
+            kernels = program.kernels() if isinstance(program, HostProgram) else ()
+            return checks.after(kernels, target.call(build.compiled[program.name], *operands))
 
         if tuple(platforms) != (target.platform,):
             raise TargetError(
@@ -264,7 +301,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
                 recursion.headroom(),
                 fallback.strictly(options.strict_target),
             ):
-                build = compile_programs(current_plan(jaxpr, name, options, donated), options)
+                build = ready(jaxpr, name, options, donated)
                 _jax.keep_with_executable(ctx, list(build.compiled.values()))
             return build.plan.evaluate(args, run)
 

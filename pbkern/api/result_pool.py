@@ -31,7 +31,6 @@ from jax.extend import core as jex
 from pbkern import _jax, fuse
 from pbkern.core import config
 from pbkern.dsl import checks
-from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import ArrayType
 from pbkern.targets.host.runtime.arena import HUGE_PAGE_BYTES
 from pbkern.targets.target import Target
@@ -131,14 +130,17 @@ def into_buffers(
 
     None where kernels of one program do not make every large result once, or write to operands.
     """
-    outer, programs, results = traced.jaxpr.jaxpr, plan.programs(), plan.jaxpr.outvars
-    if len(outer.eqns) != 1 or len(plan.segments) != 1 or not programs or _has_effects(programs[0]):
+    outer, results = traced.jaxpr.jaxpr, plan.jaxpr.outvars
+    if len(outer.eqns) != 1 or len(plan.segments) != 1 or not plan.segments[0].is_ours:
+        return None
+    signature = compiled[plan.segments[0].program.name].signature
+    if signature.in_place or any(map(checks.can_fail, plan.kernels())):
         return None
     call = outer.eqns[0]
     if outer.outvars != call.outvars:
         return None
-    outputs = zip(plan.segments[0].makes, programs[0].outputs)
-    large = {var: buf.type for var, buf in outputs if buf.type.nbytes >= target.POOLED_BYTES}
+    outputs = zip(plan.segments[0].makes, signature.outputs)
+    large = {var: output for var, output in outputs if output.nbytes >= target.POOLED_BYTES}
     at = {
         n: large[var] for var in large for n, result in enumerate(results) if result is var
     }  # in the order of the program's outputs
@@ -153,13 +155,13 @@ def into_buffers(
         env = dict(zip((*outer.invars, *outer.constvars), (*leaves, *traced.jaxpr.consts)))
         ends = []
 
-        def program_into(program: HostProgram, operands: Sequence) -> list:
+        def program_into(program: Any, operands: Sequence) -> list:
             small_results, end = target.call_into(compiled[program.name], operands, places)
             ends.append(end)
             placed, small = iter(places), iter(small_results)
             return [
-                next(placed if output.type.nbytes >= target.POOLED_BYTES else small)
-                for output in program.outputs
+                next(placed if output.nbytes >= target.POOLED_BYTES else small)
+                for output in signature.outputs
             ]
 
         operands = [
@@ -170,11 +172,6 @@ def into_buffers(
         return [result for n, result in enumerate(results) if n not in at], ends[0]
 
     return IntoBuffers(jax.jit(run), at, jax.tree.structure(traced.out_info))
-
-
-def _has_effects(program: HostProgram) -> bool:
-    """Whether kernels write to operands or can fail."""
-    return any(kernel.shared or checks.can_fail(kernel) for kernel in program.kernels())
 
 
 _dispatches: weakref.WeakSet[Dispatch] = weakref.WeakSet()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import hashlib
 import json
 import pathlib
 from contextlib import AbstractContextManager
@@ -19,20 +18,22 @@ from typing import TYPE_CHECKING
 
 from jax.extend import core as jex
 
-from pbkern import fuse
+from pbkern import _jax, fuse
 from pbkern.core import config
-from pbkern.core.jaxprs import fingerprint
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import disk_cache
 from pbkern.core.process.context_values import during
+from pbkern.core.process.jaxpr_digest import described
 from pbkern.targets import get_target
+from pbkern.targets.host.objects.cache_key import PACKAGE, sources
 
 if TYPE_CHECKING:
     from pbkern.fuse import Choice
 
 KIND = "tuned"
-PACKAGE = pathlib.Path(__file__).parents[1]
 Choices = tuple["Choice", ...]
+# Of functions, kept as long as they are.
+content = _jax.cached_by_jaxpr_alone(described)
 _found: dict[str, Choices] = {}
 _trial: contextvars.ContextVar[Choices | None] = contextvars.ContextVar("trial", default=None)
 
@@ -76,7 +77,7 @@ def key_of(jaxpr: jex.ClosedJaxpr, options: CompileOptions) -> str:
     target = get_target(options.target, options.device)
     return disk_cache.digest(
         (
-            fingerprint(jaxpr),
+            content(jaxpr).digest,
             repr(options),
             config.num_threads(),
             target.identity(),
@@ -88,10 +89,7 @@ def key_of(jaxpr: jex.ClosedJaxpr, options: CompileOptions) -> str:
 @functools.cache
 def fusion_sources(package: pathlib.Path = PACKAGE) -> str:
     """Digest of the part of pbkern that makes groups, and kernels of them."""
-    digest = hashlib.sha256()
-    for path in sorted((package / "fuse").rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return sources(package, ("fuse",))
 
 
 def _unpacked(payload: bytes) -> Choices:

@@ -38,6 +38,7 @@ class InjectedFailure(RuntimeError):
     """Raised by a pass that a test makes fail."""
 
 
+_failures = 0  # after which something else was done
 _strict: ContextVar[bool] = ContextVar("failures are errors", default=False)
 _failing: ContextVar[str | None] = ContextVar("pass that a test makes fail", default=None)
 
@@ -59,6 +60,11 @@ def failing(name: str) -> Iterator[None]:
 def is_failing() -> bool:
     """Whether a test makes something fail: what is compiled then is not kept."""
     return _failing.get() is not None
+
+
+def failures() -> int:
+    """Counts the failures of this process after which something else was done."""
+    return _failures
 
 
 def enter(name: str) -> None:
@@ -84,8 +90,10 @@ def warn(what: str, error: BaseException | None, instead: str, at: str | None = 
 
     Nothing for what declined on purpose.
     """
+    global _failures
     if isinstance(error, Declined):
         return
+    _failures += 1
     reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     rows = [
         f"{what}; {instead}",

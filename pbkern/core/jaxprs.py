@@ -559,50 +559,6 @@ def as_dtype(param) -> np.dtype | None:
     return np.dtype(param) if is_scalar_type else None
 
 
-def same(left: jex.ClosedJaxpr, right: jex.ClosedJaxpr) -> bool:
-    """Whether two jaxprs have the same equations, parameters and types, up to names of variables."""
-    return fingerprint(left) == fingerprint(right)
-
-
-def fingerprint(jaxpr: jex.ClosedJaxpr | jex.Jaxpr) -> tuple:
-    """Everything that a jaxpr means except its constants' values, as nested tuples (str(jaxpr) leaves out some parameters)."""
-    names: dict = {}
-
-    def atom(var) -> tuple:
-        if isinstance(var, jex.Literal):
-            value = literal_value(var)
-            return "literal", str(value.dtype), value.tobytes()
-        return "var", names.setdefault(var, len(names)), str(var.aval)
-
-    def param(value):
-        if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
-            return fingerprint(value)
-        if isinstance(value, (tuple, list)):
-            return tuple(map(param, value))
-        if isinstance(value, np.integer):
-            return str(int(value))
-        if hasattr(value, "compared_by"):  # a kernel: its text would take long to print
-            return value.compared_by
-        return str(as_dtype(value) or value)
-
-    def equation(eqn) -> tuple:
-        said = ((key, value) for key, value in sorted(eqn.params.items()) if value is not None)
-        params = tuple(
-            (k, param(value)) for k, value in said if not callable(value) or as_dtype(value)
-        )
-        return (
-            eqn.primitive.name,
-            tuple(map(atom, eqn.invars)),
-            tuple(map(atom, eqn.outvars)),
-            params,
-        )
-
-    if isinstance(jaxpr, jex.ClosedJaxpr):
-        jaxpr = jaxpr.jaxpr
-    inputs = tuple(map(atom, (*jaxpr.constvars, *jaxpr.invars)))
-    return inputs, tuple(map(equation, jaxpr.eqns)), tuple(map(atom, jaxpr.outvars))
-
-
 def affine_outputs(jaxpr: jex.Jaxpr) -> list[Affine | None]:
     """Each result as an affine expression of the inputs (symbols 0, 1, ...), None where it is not one."""
     env: dict = {var: Affine.symbol(n) for n, var in enumerate(jaxpr.invars)}

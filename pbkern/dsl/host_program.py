@@ -10,6 +10,7 @@ compiles them; the AOT library's entry point is one of them.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -97,6 +98,23 @@ class Cond:
 Step = Launch | Copy | Loop | HostWhile | Cond
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramSignature:
+    """The part of a program that its callers see.
+
+    Attributes:
+      inputs, outputs: types of its arrays, by position.
+      shared: (input, output) pairs that share one array.
+      in_place: whether kernels write to arrays that they read.
+    """
+
+    name: str
+    inputs: tuple[ArrayType, ...]
+    outputs: tuple[ArrayType, ...]
+    shared: tuple[tuple[int, int], ...] = ()
+    in_place: bool = False
+
+
 @dataclass(frozen=True)
 class HostProgram:
     """`name(inputs) -> outputs`: buffers by name and the steps to run."""
@@ -121,6 +139,16 @@ class HostProgram:
     @property
     def outputs(self) -> tuple[Buffer, ...]:
         return self.of_kind(BufferKind.OUTPUT)
+
+    @functools.cached_property
+    def signature(self) -> ProgramSignature:
+        return ProgramSignature(
+            self.name,
+            tuple(buffer.type for buffer in self.inputs),
+            tuple(buffer.type for buffer in self.outputs),
+            tuple(self.shared_arrays().items()),
+            any(kernel.shared for kernel in self.kernels()),
+        )
 
     def shared_arrays(self) -> dict[int, int]:
         """{input: output} that kernels alias: results take the place of operands."""

@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from pbkern.core.affine import Affine
-from pbkern.core.jaxprs import fingerprint
+from pbkern.core.process.jaxpr_digest import fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +284,6 @@ class Kernel:
             fingerprint(self.body),
             self.finish and self.finish.content,
         )
-
-    @cached_property
-    def compared_by(self) -> tuple:
-        """Equal for kernels that do the same and are compiled alike."""
-        return self.content, str(sorted(self.compiler_params.items()))
 
     def source(self) -> str:
         """DSL source that rebuilds the kernel."""

@@ -1,7 +1,7 @@
 """Kernel -> DSL source that rebuilds it, and back. Fused, hand-written and adopted kernels all print this way.
 
 One line per equation (dsl/text/spelling.py); Ref accesses as subscripts; control flow as nested
-functions. Running the text traces a Kernel whose jaxprs are the same (jaxprs.same): the text is the
+functions. Running the text traces a Kernel whose jaxprs are the same (jaxpr_digest.same): the text is the
 kernel.
 """
 
@@ -19,7 +19,8 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import KernelError
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import inner_jaxprs, literal_value, live_equations, same, selector
+from pbkern.core.jaxprs import inner_jaxprs, literal_value, live_equations, selector
+from pbkern.core.process.jaxpr_digest import same
 from pbkern.dsl.kernel import (
     ArrayType,
     Blocked,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pbkern.core.machine import Machine
-from pbkern.dsl.host_program import HostProgram
+from pbkern.core.process.disk_cache import DiskStore
+from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets.params import DimensionSemantics
 
@@ -70,6 +71,14 @@ class Target(Protocol):
 
         Equal programs share it.
         """
+
+    def reference(self, store: DiskStore, compiled: Any) -> dict[str, Any] | None:
+        """Data as JSON by which `load` finds a program's code in the store; None where later processes cannot have it."""
+
+    def load(
+        self, store: DiskStore, signature: ProgramSignature, reference: Mapping[str, Any]
+    ) -> Any | None:
+        """A program whose `reference` an earlier process has stored; None where its code is not there any more."""
 
     def call(self, compiled: Any, *operands) -> list:
         """Runs compiled code as a JAX operation (traceable)."""

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pbkern.fuse.partition.partitioner import Partitioner
+
 from .checking import check, planned, rand
 
 
@@ -111,3 +113,17 @@ def test_masks_of_loops_in_loops():
         return jax.lax.fori_loop(0, 3, lambda _, y: inner(y) + mask, x)
 
     check(f, rand(40, 50), tolerance=1e-5)
+
+
+def test_layers_on_one_chain_are_tried_in_proportion_to_their_number(monkeypatch):
+    attempt, tried = Partitioner.attempt, []
+
+    def counted(parts, eqns, *more):
+        tried[-1] += len(eqns)
+        return attempt(parts, eqns, *more)
+
+    monkeypatch.setattr(Partitioner, "attempt", counted)
+    for count in (24, 48):
+        tried.append(0)
+        planned(residual, rand(16, 64), *layers(count, 64))
+    assert tried[1] < 2.5 * tried[0]

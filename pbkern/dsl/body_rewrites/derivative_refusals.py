@@ -6,7 +6,8 @@ import jax.numpy as jnp
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedKernel
-from pbkern.core.jaxprs import equations, fingerprint
+from pbkern.core.jaxprs import equations
+from pbkern.core.process.jaxpr_digest import fingerprint
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.ref_access import GatheredIndex, RefAccess
 

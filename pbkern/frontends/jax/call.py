@@ -166,7 +166,7 @@ def trace(fn: Callable, static: Marked, donated: Marked, args: tuple, kwargs: di
     closed, results = jax.make_jaxpr(of_dynamic, static_argnums=fixed, return_shape=True)(
         *args, **named
     )
-    closed = count_progressions(_jax.without_refs(closed))
+    closed = count_progressions(_jax.without_dead_code(_jax.without_refs(closed)))
     groups = [
         [n in donated.positions] * len(jax.tree.leaves(argument)) for n, argument in dynamic.items()
     ]

@@ -68,10 +68,10 @@ class Graph:
 
     def kernels(self) -> list[Any]:
         """Kernels of what has been compiled; parts are compiled when they are first called."""
-        return [kernel for part in self.compiled for kernel in part.build.fused.kernels()]
+        return [kernel for part in self.compiled for kernel in part.plan().kernels()]
 
     def left_to_xla(self) -> list[Any]:
-        return [x for part in self.compiled for x in part.build.fused.left_to_xla()]
+        return [x for part in self.compiled for x in part.plan().left_to_xla()]
 
 
 class Runner:

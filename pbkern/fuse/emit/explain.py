@@ -99,7 +99,8 @@ class Explanation:
     `str()` is the text: kernels, then what was not fused, then a count of what was.
 
     `kernels` are the fuser's, `written` the hand-written ones (api/explain_handwritten.py adds
-    them). With `verbose`, fusions are listed too, and what was refused at first and fused later.
+    them). `planned_anew`: why the plan is not kept on disk. With `verbose`, fusions are listed too,
+    and what was refused at first and fused later.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Explanation:
     left: tuple
     written: tuple[HandWrittenKernel, ...] = ()
     verbose: bool = False
+    planned_anew: str = ""
 
     def __str__(self) -> str:
         edges = [edge for edge in self.edges if edge.producer.primitive.name not in VIEWS]
@@ -132,6 +134,7 @@ class Explanation:
                 f"  fused: {len(fused)} operation(s), which saves {saved:.2f} MB; verbose=True lists them"
             )
         out += [f"  XLA: {x.op} at {x.at or 'unknown line'}: {x.why}" for x in self.left]
+        out += [f"  planned anew in each process: {self.planned_anew}"] * bool(self.planned_anew)
         return "\n".join(out)
 
     def with_instructions(self, names: Mapping[str, tuple[str, ...]]) -> Explanation:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, source_context, user_line
-from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.fuse.access.blocks import literal
 from pbkern.fuse.algebra.prng_keys import keys_of_words, words_of_keys
 from pbkern.fuse.graph import Node, other_readers
@@ -33,9 +33,13 @@ class Left:
 
 @dataclass(frozen=True)
 class Segment:
-    """One step of a Plan: `reads` values of the plan's jaxpr, `makes` others. run: what a HostProgram was made of."""
+    """One step of a Plan: `reads` values of the plan's jaxpr, `makes` others.
 
-    body: HostProgram | jex.ClosedJaxpr
+    body: a program, or its signature in a plan that an earlier process has made; a jaxpr for XLA.
+    run: what a HostProgram was made of.
+    """
+
+    body: HostProgram | ProgramSignature | jex.ClosedJaxpr
     reads: tuple
     makes: tuple
     left: tuple[Left, ...] = ()
@@ -43,7 +47,13 @@ class Segment:
 
     @property
     def is_ours(self) -> bool:
-        return isinstance(self.body, HostProgram)
+        return not isinstance(self.body, jex.ClosedJaxpr)
+
+    @property
+    def program(self) -> HostProgram | ProgramSignature:
+        """The program of a step that is not XLA's."""
+        assert not isinstance(self.body, jex.ClosedJaxpr)
+        return self.body
 
 
 @dataclass

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
@@ -99,6 +100,9 @@ class GrowthLimits(TimeTilingLimits, UpdateLimits):
     reshaped: float = threshold(1.01, "the same, of a change of shape. Source: not recorded")
     many_along: int = threshold(
         64, "equations that join a group at once; if that fails, each is tried alone"
+    )
+    most_copies: int = threshold(
+        8, "kernels that compute a value of several arrays again, each reading all of them"
     )
     most_copied: int = threshold(
         16,
@@ -501,6 +505,10 @@ class Partitioner:
     def duplicate(self, eqn, groups: list[Node], alone: float) -> bool:
         """A copy in every consumer: for what is cheaper to compute again than to store."""
         if is_heavy(eqn, self.machine) or self.machine.operations(eqn) > self.limits.most_copied:
+            return False
+        # Of a sum along a chain of layers, each kernel behind would compute the whole chain.
+        combines = sum(math.prod(array_aval(var).shape) > 1 for var in set(atoms(eqn))) > 1
+        if combines and len(groups) > self.limits.most_copies:
             return False
         schedules = []
         for group in groups:

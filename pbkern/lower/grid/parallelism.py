@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pbkern.core import jaxprs
+from pbkern.core.process.jaxpr_digest import same
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.build_options import BuildOptions
 
@@ -101,5 +101,5 @@ def _same_blocks(kernel: Kernel, operand: int, result: int) -> bool:
     return (
         source.dims == target.dims
         and operand >= kernel.num_scalar_prefetch
-        and jaxprs.same(source.index_map, target.index_map)
+        and same(source.index_map, target.index_map)
     )

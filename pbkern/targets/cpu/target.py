@@ -13,26 +13,30 @@ from pbkern.core import config, fallback
 from pbkern.core.errors import TargetError
 from pbkern.core.machine import Machine
 from pbkern.core.process import disk_cache
+from pbkern.core.process.disk_cache import DiskStore
 from pbkern.core.process.made_once import MadeOnce
 from pbkern.dsl.build_programs import in_stages, kernel_program
-from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.text import repro
 from pbkern.lower.rules import coverage as support
-from pbkern.targets.cpu.codegen import compile as cpu_compile
+from pbkern.targets.host import compile as host_compile
 from pbkern.targets.host import loaded_program
-from pbkern.targets.host.loaded_program import LoadedProgram
+from pbkern.targets.host.loaded_program import CompiledProgram, LoadedProgram
+from pbkern.targets.host.memory_message import memory_message
 from pbkern.targets.host.objects import cache_key as content
+from pbkern.targets.host.objects.object_code import KIND as CODE
 from pbkern.targets.host.runtime import xla
 from pbkern.targets.params import DimensionSemantics
 
-from .backend import CpuBackend
 from .devices import CpuDevice
 from .machine import detected_machine
 from .params import CompilerParams
 
 if TYPE_CHECKING:
     from pbkern.fuse.cost.model import CostModel
+
+    from .backend import CpuBackend
 
 
 class CpuTarget:
@@ -48,11 +52,16 @@ class CpuTarget:
 
     def __init__(self, device: CpuDevice | None = None) -> None:
         self.device = device
-        self.backend = CpuBackend(None if device is None else device.machine)
-        self._compiled: weakref.WeakValueDictionary[Hashable, LoadedProgram] = (
+        self._compiled: weakref.WeakValueDictionary[Hashable, CompiledProgram] = (
             weakref.WeakValueDictionary()
         )
         self._made_once = MadeOnce(self._compiled)
+
+    @functools.cached_property
+    def backend(self) -> CpuBackend:
+        from .backend import CpuBackend  # imports emission, which programs on disk do not need
+
+        return CpuBackend(None if self.device is None else self.device.machine)
 
     def machine(self) -> Machine:
         return self.device.machine if self.device else detected_machine()
@@ -87,7 +96,9 @@ class CpuTarget:
             else content.environment()
         )
 
-    def compile(self, program: HostProgram, options) -> LoadedProgram:
+    def compile(self, program: HostProgram, options) -> CompiledProgram:
+        from .codegen import compile as cpu_compile  # the same
+
         program = in_stages(program)
         options_of = functools.partial(self.backend.build_options, options=options, program=program)
         threads_of = self.backend.threads
@@ -96,7 +107,7 @@ class CpuTarget:
             cpu_compile.compile_program, options_of=options_of, threads_of=threads_of
         )
 
-        def make() -> LoadedProgram:
+        def make() -> CompiledProgram:
             try:
                 return compiled(program, key=key)
             except TargetError:
@@ -110,16 +121,29 @@ class CpuTarget:
             return loaded
         return self._made_once.get(key, make)
 
+    def reference(self, store: DiskStore, compiled: CompiledProgram) -> dict[str, Any] | None:
+        if compiled.key is None:
+            return None
+        if store.get(CODE, compiled.key) is None:  # compiled for another store, or removed since
+            store.put(CODE, compiled.key, compiled.code.packed())
+        message = memory_message(compiled.program, compiled.code.arena_bytes, lines=False)
+        return {"code": compiled.key, "message": message}
+
+    def load(
+        self, store: DiskStore, signature: ProgramSignature, reference: Mapping[str, Any]
+    ) -> LoadedProgram | None:
+        return host_compile.load_program(store, signature, reference["code"], reference["message"])
+
     def call(self, compiled: LoadedProgram, *operands) -> list:
         return loaded_program.call(compiled, *operands)
 
     def call_into(self, compiled: LoadedProgram, operands, places) -> tuple[list, Any]:
         return loaded_program.call_into(compiled, operands, places)
 
-    def lower_again(self, compiled: LoadedProgram) -> Any:
+    def lower_again(self, compiled: CompiledProgram) -> Any:
         return compiled.lower()
 
-    def text(self, compiled: LoadedProgram, stage: str) -> str:
+    def text(self, compiled: CompiledProgram, stage: str) -> str:
         match stage:
             case "nests" | "schedule":
                 return "\n\n".join(

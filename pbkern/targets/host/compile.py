@@ -8,21 +8,23 @@ made when somebody asks for them.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import time
 import weakref
 from collections.abc import Callable
 
+from pbkern.core import fallback
 from pbkern.core.process import gc_pause, progress, recursion
-from pbkern.dsl.host_program import HostProgram
+from pbkern.core.process.disk_cache import DiskStore
+from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.targets import mlir
 
-from . import lifetime
 from .kernel_text import LoweredKernel
-from .loaded_program import LoadedProgram, host_text
-from .memory_message import give_message
+from .loaded_program import CompiledProgram, LoadedProgram, host_text
+from .memory_message import memory_message
 from .objects import object_files
-from .objects.object_code import ObjectCode, stored_code
+from .objects.object_code import ObjectCode, find_code, prints, stored_code, stored_key
 from .program_text import LoweredProgram
 from .runtime import xla
 from .runtime_symbols import runtime_symbols
@@ -42,7 +44,7 @@ Lower = Callable[[Callable[[LoweredKernel], None]], LoweredProgram]
 
 def compile_program(
     program: HostProgram, lower: Lower, key: str, opt_level: int | None = None
-) -> LoadedProgram:
+) -> CompiledProgram:
     """Finds or makes a program's code, loads and registers it.
 
     Raises what `lower` raises, and InternalError.
@@ -78,11 +80,43 @@ def compile_program(
         code, image, from_disk = stored_code(
             key, symbols, make, timed, remembers_failures=not by_hand
         )
-    name = f"pbkern_{next(_serial)}_{program.name}"
-    compiled = LoadedProgram(
-        program, name, code, image, lambda: lower(lambda kernel: None), from_disk, times
+    compiled = CompiledProgram(
+        program.signature,
+        _new_name(program.name),
+        code,
+        image,
+        _message(memory_message(program, code.arena_bytes)),
+        from_disk,
+        None if fallback.is_failing() or prints(code) else stored_key(key),
+        times,
+        program=program,
+        lower=lambda: lower(lambda kernel: None),
     )
-    lifetime.free_with(compiled, image)
-    give_message(image, compiled.no_memory)
     _resident.add(compiled)
     return compiled
+
+
+def load_program(
+    store: DiskStore, signature: ProgramSignature, key: str, message: str
+) -> LoadedProgram | None:
+    """A program whose code an earlier process has stored under `key`; None where the store has it no more.
+
+    message: see memory_message.py.
+    """
+    xla.check_api_version()
+    loaded_code = find_code(store, key, runtime_symbols())
+    if loaded_code is None:
+        return None
+    name, text = _new_name(signature.name), _message(message)
+    loaded = LoadedProgram(signature, name, *loaded_code, text, from_disk=True, key=key)
+    _resident.add(loaded)
+    return loaded
+
+
+def _new_name(name: str) -> str:
+    """A name for XLA, which takes each once."""
+    return f"pbkern_{next(_serial)}_{name}"
+
+
+def _message(text: str) -> ctypes.Array:
+    return ctypes.create_string_buffer(text.encode())

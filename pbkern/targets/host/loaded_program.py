@@ -17,12 +17,12 @@ import jax
 import numpy as np
 
 from pbkern import _jax
-from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.dsl.kernel import ArrayType
 from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT
 
 from . import lifetime
-from .memory_message import memory_message
+from .memory_message import give_message
 from .objects import object_files
 from .objects.elf_loader import Image
 from .objects.object_code import ObjectCode
@@ -39,24 +39,24 @@ class LoadedProgram:
     Attributes:
       name: name under which XLA knows the handler, once it is asked for as `ffi_name`.
       code: its machine code.
+      no_memory: text for a call that gets no memory for the arena, to which the code points.
       from_disk: whether an earlier process had compiled it.
+      key: that of its code on disk; None where no other process can use it.
       times: milliseconds per stage; those of different kernels overlap.
     """
 
-    program: HostProgram
+    signature: ProgramSignature
     name: str
     code: ObjectCode
     image: Image
-    lower: Callable[[], LoweredProgram]
+    no_memory: ctypes.Array
     from_disk: bool = False
+    key: str | None = None
     times: dict[str, float] = field(default_factory=dict)
 
-    @functools.cached_property
-    def no_memory(self) -> Any:
-        """Text for a call that gets no memory for the arena: a buffer of characters, which the code points to."""
-        return ctypes.create_string_buffer(
-            memory_message(self.program, self.code.arena_bytes).encode()
-        )
+    def __post_init__(self) -> None:
+        lifetime.free_with(self, self.image)
+        give_message(self.image, self.no_memory)
 
     @functools.cached_property
     def ffi_name(self) -> str:
@@ -68,25 +68,10 @@ class LoadedProgram:
         lifetime.register(self.name, self.image)
         return self.name
 
-    @property
-    def lowered(self) -> LoweredProgram:
-        """MLIR text and nests, made again; those of the program that was last asked for are kept."""
-        if not _looked_at or _looked_at[0]() is not self:
-            _looked_at[:] = [weakref.ref(self), self.lower()]
-        return _looked_at[1]
-
-    @property
-    def llvm(self) -> str:
-        """Text of the LLVM dialect module."""
-        host = host_text(self.program, self.lowered)
-        return str(
-            object_files.llvm_module(self.lowered.kernels, host, lambda stage, f, *args: f(*args))
-        )
-
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Runs on this thread on NumPy arrays; inputs must be contiguous."""
         ins = [np.ascontiguousarray(array) for array in arrays]
-        outs = [_aligned(output.type) for output in self.program.outputs]
+        outs = [_aligned(output) for output in self.signature.outputs]
         pointers = (ctypes.c_void_p * max(len(ins) + len(outs), 1))(
             *(buffer.ctypes.data for buffer in (*ins, *outs))
         )
@@ -105,6 +90,29 @@ class LoadedProgram:
         return call
 
 
+@dataclass(eq=False, kw_only=True)
+class CompiledProgram(LoadedProgram):
+    """A program in memory whose kernels are known: its texts and nests can be made again."""
+
+    program: HostProgram
+    lower: Callable[[], LoweredProgram]
+
+    @property
+    def lowered(self) -> LoweredProgram:
+        """MLIR text and nests, made again; those of the program that was last asked for are kept."""
+        if not _looked_at or _looked_at[0]() is not self:
+            _looked_at[:] = [weakref.ref(self), self.lower()]
+        return _looked_at[1]
+
+    @property
+    def llvm(self) -> str:
+        """Text of the LLVM dialect module."""
+        host = host_text(self.program, self.lowered)
+        return str(
+            object_files.llvm_module(self.lowered.kernels, host, lambda stage, f, *args: f(*args))
+        )
+
+
 def _aligned(spec: ArrayType) -> np.ndarray:
     """A new array that starts at a cache line, as XLA's do."""
     memory = np.empty(spec.nbytes + BUFFER_ALIGNMENT, np.uint8)
@@ -120,20 +128,16 @@ def host_text(program: HostProgram, lowered: LoweredProgram) -> str:
 
 def call(compiled: LoadedProgram, *args):
     """The program as a JAX operation (to be traced)."""
-    results = [
-        jax.ShapeDtypeStruct(output.type.shape, output.type.dtype)
-        for output in compiled.program.outputs
-    ]
+    signature = compiled.signature
+    results = [jax.ShapeDtypeStruct(output.shape, output.dtype) for output in signature.outputs]
     return _jax.ffi_call(
-        compiled.ffi_name, results, *args, input_output_aliases=compiled.program.shared_arrays()
+        compiled.ffi_name, results, *args, input_output_aliases=dict(signature.shared)
     )
 
 
 def call_into(compiled: LoadedProgram, operands, places) -> tuple[list, jax.Array]:
     """See targets.target.Target.call_into. The places are operands that the handler writes to."""
-    small = [
-        output.type for output in compiled.program.outputs if output.type.nbytes < xla.POOLED_BYTES
-    ]
+    small = [output for output in compiled.signature.outputs if output.nbytes < xla.POOLED_BYTES]
     types = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in small]
     flag = jax.ShapeDtypeStruct((0,), np.uint8)
     call = jax.ffi.ffi_call(compiled.ffi_name, [*types, flag], has_side_effect=True)

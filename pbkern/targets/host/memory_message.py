@@ -20,8 +20,14 @@ MEGABYTE = 1e6  # bytes
 SEARCHED_BYTES = 1 << 20
 
 
-def memory_message(program: HostProgram, arena_bytes: int) -> str:
-    """The text. arena_bytes: of one call, beside its arguments and results."""
+def memory_message(program: HostProgram, arena_bytes: int, lines: bool = True) -> str:
+    """The text.
+
+    Args:
+      program: the program.
+      arena_bytes: of one call, beside its arguments and results.
+      lines: whether the user's line is named. Later processes may have another one.
+    """
     text = f"out of memory: `{program.name}` needs {arena_bytes / MEGABYTE:.1f} MB for temporaries"
     arrays = (
         [entry for entry in _arrays(program) if entry[0].nbytes <= arena_bytes]
@@ -31,7 +37,7 @@ def memory_message(program: HostProgram, arena_bytes: int) -> str:
     if not arrays:
         return text
     array, kernel, line = max(arrays, key=lambda entry: entry[0].nbytes)
-    line = line or kernel.defined_at
+    line = (line or kernel.defined_at) if lines else None
     largest = f"{array} ({array.nbytes / MEGABYTE:.1f} MB), which kernel `{kernel.name}` makes"
     return f"{text}, the largest of them {largest}{f' at {line}' if line else ''}"
 

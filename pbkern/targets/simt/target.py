@@ -13,8 +13,9 @@ from pbkern.core.errors import OptionError
 from pbkern.core.machine import Machine
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import disk_cache
+from pbkern.core.process.disk_cache import DiskStore
 from pbkern.dsl.build_programs import in_stages, kernel_program
-from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.in_range import in_range_p
 from pbkern.dsl.text import repro
@@ -188,6 +189,14 @@ class ThreadTarget(abc.ABC):
             backend.passes,
             backend.emit,
         )
+
+    def reference(self, store: DiskStore, compiled: DeviceProgram) -> None:
+        return None  # a handler is made of the program's steps, which are not stored
+
+    def load(
+        self, store: DiskStore, signature: ProgramSignature, reference: Mapping[str, Any]
+    ) -> None:
+        return None
 
     def call(self, compiled: DeviceProgram, *operands) -> list:
         return launched_call(compiled, operands, self.driver())

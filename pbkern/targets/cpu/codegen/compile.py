@@ -14,7 +14,7 @@ from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.host import compile as host
 from pbkern.targets.host.kernel_text import LoweredKernel
-from pbkern.targets.host.loaded_program import LoadedProgram
+from pbkern.targets.host.loaded_program import CompiledProgram
 from pbkern.targets.host.objects import cache_key
 from pbkern.targets.host.processor import allowed_cores
 from pbkern.targets.host.program_text import LoweredProgram
@@ -29,7 +29,7 @@ def compile_program(
     threads_of: Callable[[Kernel], int] = lambda launched: allowed_cores(),
     opt_level: int | None = None,
     key: str | None = None,
-) -> LoadedProgram:
+) -> CompiledProgram:
     """Finds or makes a program's code, loads and registers it.
 
     Raises UnsupportedOp or InternalError.

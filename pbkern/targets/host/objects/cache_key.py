@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import pathlib
 import re
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from pbkern.targets.host.runtime import xla
 
 PACKAGE = pathlib.Path(__file__).parents[3]
 # What fusion and frontends decide is in the kernels; these decide what becomes of a kernel.
-SOURCES = ("*.py", "core/**/*.py", "dsl/**/*.py", "lower/**/*.py", "targets/**/*.py")
+ROOMS = ("", "core", "dsl", "lower", "targets")
 
 
 def program_key(
@@ -55,11 +56,16 @@ def environment() -> str:
     return disk_cache.digest((sources(), mlir.installed(), *runtime, processor()))
 
 
-def sources(package: pathlib.Path = PACKAGE) -> str:
-    """Digest of the part of pbkern that turns kernels into code."""
+def sources(package: pathlib.Path = PACKAGE, rooms: tuple[str, ...] = ROOMS) -> str:
+    """Digest of the modules in some rooms of pbkern; by default, of those that turn kernels into code."""
     digest = hashlib.sha256()
-    for path in sorted({entry for pattern in SOURCES for entry in package.glob(pattern)}):
-        digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    for room in rooms:
+        levels = os.walk(package / room) if room else [(str(package), [], os.listdir(package))]
+        for folder, _, names in sorted(levels):
+            for name in sorted(name for name in names if name.endswith(".py")):
+                path = f"{folder}/{name}"
+                with open(path, "rb") as file:
+                    digest.update(f"{path[len(str(package)) :]}\n".encode() + file.read())
     return digest.hexdigest()
 
 

@@ -10,16 +10,22 @@ import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pbkern.core import fallback
 from pbkern.core.errors import InternalError
 from pbkern.core.process import disk_cache
+from pbkern.core.process.disk_cache import DiskStore
 from pbkern.lower.rules.debug_callbacks import TRACE
 from pbkern.targets.host.runtime import xla
 
 from . import cache_key, elf_loader, known_failures
 
 KIND = "code"
+
+
+def _untimed(stage: str, function: Callable, *args: Any) -> Any:
+    return function(*args)
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,31 @@ class ObjectCode:
         )
 
 
+def stored_key(key: str) -> str:
+    """The key on disk of code that depends on `key`."""
+    return disk_cache.digest((key, cache_key.environment()))
+
+
+def find_code(
+    store: DiskStore, key: str, symbols: Mapping[str, int], timed: Callable = _untimed
+) -> tuple[ObjectCode, elf_loader.Image] | None:
+    """The code that the store has under a key of `stored_key`, loaded."""
+    payload = timed("read", store.get, KIND, key)
+    if payload is None:
+        return None
+    try:
+        code = ObjectCode.unpacked(payload)
+        return code, timed("load", image_of, code, symbols)
+    except (InternalError, ValueError, KeyError):  # no object of ours: make it again
+        store.remove(KIND, key)
+        return None
+
+
 def stored_code(
     key: str,
     symbols: dict[str, int],
     make: Callable[[], ObjectCode],
-    timed=lambda stage, f, *args: f(*args),
+    timed: Callable = _untimed,
     remembers_failures: bool = False,
 ):
     """(code, its image, whether it was on disk): what the store has under `key`, else what `make` makes, stored.
@@ -68,14 +94,10 @@ def stored_code(
     """
     store = None if fallback.is_failing() else disk_cache.current()
     if store is not None:
-        key = disk_cache.digest((key, timed("environment", cache_key.environment)))
-        payload = timed("read", store.get, KIND, key)
-        if payload is not None:
-            try:
-                code = ObjectCode.unpacked(payload)
-                return code, timed("load", image_of, code, symbols), True
-            except (InternalError, ValueError, KeyError):  # no object of ours: make it again
-                store.remove(KIND, key)
+        key = timed("environment", stored_key, key)
+        loaded = find_code(store, key, symbols, timed)
+        if loaded is not None:
+            return *loaded, True
     with known_failures.remembered(store if remembers_failures else None, key):
         code = make()
         image = timed("load", image_of, code, symbols)
