@@ -90,6 +90,10 @@ def build_plan(
         held = given()
         assert held is not None, name
         check_precision(held, options.mm_conv_precision_mode)
+        if target.platform == "cpu" and has_native_pallas_calls(held):
+            from pbkern.frontends.pallas.in_functions import calls_as_kernels  # imports Pallas
+
+            held = calls_as_kernels(held, target.name)
         return fuse.plan(
             held,
             name=name,
@@ -192,6 +196,13 @@ def _text(target: Target, build: Build, stage: str) -> str:
     """Code of a build after a target's stage. Programs that are alike share their code."""
     return "\n".join(
         target.text(compiled, stage) for compiled in dict.fromkeys(build.compiled.values())
+    )
+
+
+def has_native_pallas_calls(jaxpr: jex.ClosedJaxpr) -> bool:
+    """Whether a function has Pallas calls, and pbkern.pallas.install() is in force on CPUs."""
+    return _jax.has_cpu_lowering("pallas_call") and any(
+        eqn.primitive.name == "pallas_call" for eqn in equations(jaxpr.jaxpr)
     )
 
 
