@@ -33,6 +33,7 @@ from pbkern.dsl.call import kernel_p
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call
+from pbkern.fuse.simplify.driver import retrace as rewrite_equations
 from pbkern.targets import get_target
 from pbkern.targets.target import Target
 
@@ -91,9 +92,10 @@ def build_plan(
         assert held is not None, name
         check_precision(held, options.mm_conv_precision_mode)
         if target.platform == "cpu" and has_native_pallas_calls(held):
-            from pbkern.frontends.pallas.in_functions import calls_as_kernels  # imports Pallas
+            from pbkern.frontends.pallas.in_functions import kernel_call  # imports Pallas
 
-            held = calls_as_kernels(held, target.name)
+            rule = functools.partial(kernel_call, target=target.name)
+            held = rewrite_equations(held, {"pallas_call": rule})
         return fuse.plan(
             held,
             name=name,

@@ -188,6 +188,7 @@ class Kernel:
       compiler_params: target name -> that target's CompilerParams.
       dynamic_grid: (dimension, operand) pairs: that grid dimension's size is the value of that
         i32[] operand, and its entry in `grid` only an upper bound.
+      origin: who wrote it, in reports.
       defined_at: where it was defined, "file:line (function)", or "" for a fused kernel.
       with_rules: the body before functions with derivatives of their own (jax.custom_jvp,
         jax.custom_vjp, stop_gradient) became what they compute; None if it calls none.
@@ -216,6 +217,7 @@ class Kernel:
     num_scalar_prefetch: int = 0
     dynamic_grid: tuple[tuple[int, int], ...] = ()
     defined_at: str = ""
+    origin: str = "written by hand"
     with_rules: ClosedJaxpr | None = None
     finish: Kernel | None = None
 

@@ -135,6 +135,7 @@ def import_call(
             (axis, len(inputs) - len(dynamic) + k) for k, axis in enumerate(dynamic)
         ),
         defined_at=at,
+        origin="Pallas",
     )
     slices = _slice_sizes(grid_mapping, grid, prefetch, len(dynamic))
 

@@ -1,32 +1,21 @@
 """Pallas calls in a function -> calls of kernels, which fuse with what is beside them and share its launches.
 
-    f = pbkern.jit(lambda x: relu(pl.pallas_call(...)(x)))      jaxpr: pallas_call, max   ->   pbkern_kernel, max
+f = pbkern.jit(lambda x: relu(pl.pallas_call(...)(x)))      jaxpr: pallas_call, max   ->   pbkern_kernel, max
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-
-from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
 from pbkern.dsl.call import kernel_p
-from pbkern.fuse.simplify.driver import retrace
 
 from .call import import_call
 
-PALLAS = "pallas_call"
 
-
-def calls_as_kernels(closed: jex.ClosedJaxpr, target: str) -> jex.ClosedJaxpr:
-    """Rewrites a function's calls at any depth, but for those that _kernel_call leaves."""
-    return retrace(closed, {PALLAS: functools.partial(_kernel_call, target=target)})
-
-
-def _kernel_call(eqn, operands: Sequence, target: str) -> list | None:
-    """Results of the kernel. None where XLA has to make the call.
+def kernel_call(eqn, operands: Sequence, target: str) -> list | None:
+    """Results of a pallas_call equation's kernel; None where XLA has to make the call.
 
     These calls print, run in JAX's interpreter, have arrays that kernels hold as others, or cannot be compiled: then the
     call's own lowering says why.

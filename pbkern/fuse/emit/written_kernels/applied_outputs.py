@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.dsl.conditional_results import unsure_results
@@ -28,7 +29,15 @@ from pbkern.fuse.access.rules import Access, NeedsWhole, is_whole, whole
 from pbkern.fuse.cost.kinds import SINGLE_PASS
 
 from .block_places import BlockPlaces, full_block, ref_block
-from .calls import KernelCall, Operands, Refused, assembled, input_fusion, with_input_fusion
+from .calls import (
+    KernelCall,
+    Operands,
+    Refused,
+    assembled,
+    check_reports,
+    input_fusion,
+    with_input_fusion,
+)
 from .stand_ins import StandIn, accesses, ref_of, trace_with
 
 
@@ -38,10 +47,10 @@ def access_of_result(eqn, known: Mapping[jex.Var, Access]) -> Access | None:
     The inverse of access rules, for operations whose blocks correspond.
     """
     (var,) = eqn.outvars if len(eqn.outvars) == 1 else (None,)
-    operands = [atom for atom in atoms(eqn) if atom in known]
+    operands: list = [atom for atom in atoms(eqn) if atom in known]
     if var is None or not operands:
         return None
-    name, params, shape = eqn.primitive.name, eqn.params, var.aval.shape
+    name, params, shape = eqn.primitive.name, eqn.params, array_aval(var).shape
     if name in ELEMENTWISE:
         return next((known[atom] for atom in operands if atom.aval.shape == shape), None)
     access, extents = known[operands[0]], operands[0].aval.shape
@@ -65,6 +74,7 @@ def check_result(call: KernelCall, number: int) -> None:
     kernel = call.kernel
     if kernel.finish is not None:
         raise Refused("its last stage reads it")
+    check_reports(kernel)
     mapping = kernel.outputs[number]
     if number in {result for _, result in kernel.aliases}:
         raise Refused("it shares its array with an operand")
@@ -202,8 +212,7 @@ def with_applied_output(call: KernelCall, applied: AppliedOutput) -> KernelCall:
         scratch,
         run,
         aliases=tuple(
-            (operand, result + (last - 1) * (result > number))
-            for operand, result in kernel.aliases
+            (operand, result + (last - 1) * (result > number)) for operand, result in kernel.aliases
         ),
         compiler_params=with_input_fusion(
             kernel.compiler_params,
@@ -216,9 +225,9 @@ def with_applied_output(call: KernelCall, applied: AppliedOutput) -> KernelCall:
 def _where(
     call: KernelCall, applied: AppliedOutput, replacing: Sequence[BlockMapping]
 ) -> tuple[bool, int | None]:
-    """(whether the equations are applied where the body stores; else which of the new results holds the block until it is complete, None: scratch).
+    """(whether the equations are applied where the body stores, which new result holds a block until it is complete).
 
-    Raises Refused.
+    None for the second: scratch. Raises Refused.
     """
     kernel, number, places = call.kernel, applied.number, applied.places
     ref = ref_of(kernel, len(kernel.inputs) + number)
@@ -227,7 +236,7 @@ def _where(
         not again or all(one.guarded for one in body_accesses)
     ):
         return True, None
-    for position, (var, access) in enumerate(applied.stored):
+    for position, (_, access) in enumerate(applied.stored):
         if access == places.access and replacing[position].array == places.mapping.array:
             return False, position
     if again:

@@ -1,6 +1,6 @@
 """Blocks of a kernel as accesses, by which access rules find blocks of other arrays.
 
-    y = x * s[None, :],  in_specs=BlockSpec((64, 128), lambda i: (i, 0))  ->  x: the same blocks,  s: BlockSpec((128,), lambda i: (0,))
+    y = x * s[None, :],  y: BlockSpec((64, 128), lambda i: (i, 0))  ->  x: the same,  s: BlockSpec((128,), lambda i: (0,))
 
 Symbol d of an access counts what the author's index map gives for dimension d of the array. So the map may be any function
 of the grid, and of prefetched operands; maps of other arrays are affine expressions of its values.
@@ -30,7 +30,7 @@ from pbkern.fuse.emit.group_kernel import array_type, block_mapping
 
 @dataclass(frozen=True)
 class BlockPlaces:
-    """Where the blocks of one operand or result are.
+    """Places of the blocks of one operand or result.
 
     Attributes:
       kernel, mapping: the author's.
@@ -98,7 +98,9 @@ class BlockPlaces:
 
     def inside(self, refs: Sequence, axis: int) -> jax.Array:
         """in_bounds of the block, along a dimension of its Ref, where no Ref has it."""
-        dims = [dim for dim, block in enumerate(self.mapping.dims) if not isinstance(block, Squeezed)]
+        dims = [
+            dim for dim, block in enumerate(self.mapping.dims) if not isinstance(block, Squeezed)
+        ]
         dim = dims[axis]
         span = self.access[dim]
         places = lax.iota(np.int32, span.size) + self.context(refs).affine(span.start, np.int32)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import same
+from pbkern.core.jaxprs import equations, same
 from pbkern.dsl.kernel import BlockMapping, Kernel, Scratch
 from pbkern.dsl.trace import canonical_body
+
+# Equations that report to the user.
+REPORTS = frozenset(("check_failed", "debug_print", "debug_callback", "breakpoint"))
 
 
 class Refused(Exception):
@@ -46,6 +48,13 @@ class KernelCall:
 
     def label(self, mapping: BlockMapping) -> str:
         return f"{mapping.origin} of kernel `{self.kernel.name}`"
+
+
+def check_reports(kernel: Kernel) -> None:
+    """Raises Refused for a kernel that reports what happens in it: reports name it, and its own operands."""
+    for eqn in equations(kernel.body.jaxpr):
+        if eqn.primitive.name in REPORTS:
+            raise Refused(f"the body of kernel `{kernel.name}` has checks, prints or breakpoints")
 
 
 class Operands:

@@ -1,6 +1,6 @@
 """Kernels whose programs read just the block that the same program of another kernel wrote become one kernel.
 
-    second(first(x)),  both grid=(16,), blocks lambda i: (i, 0)     ->   body: the first's, then the second's on its block
+second(first(x)),  both grid=(16,), blocks lambda i: (i, 0)     ->   body: the first's, then the second's on its block
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .calls import (
     Operands,
     Refused,
     assembled,
+    check_reports,
     input_fusion,
     same_blocks,
     with_input_fusion,
@@ -35,6 +36,7 @@ def check_chain(first: KernelCall, second: KernelCall) -> None:
     """Raises Refused where two calls, one of which reads the other's results, cannot be one kernel."""
     one, two = first.kernel, second.kernel
     for kernel in (one, two):
+        check_reports(kernel)
         if kernel.finish is not None:
             raise Refused(f"kernel `{kernel.name}` has a last stage")
         if kernel.num_scalar_prefetch or kernel.dynamic_grid:
@@ -46,7 +48,9 @@ def check_chain(first: KernelCall, second: KernelCall) -> None:
     if _params(one) != _params(two):
         raise Refused("their compiler_params differ")
     if _carries(one) != _carries(two):
-        raise Refused("programs of one of them pass values on in scratch, those of the other do not")
+        raise Refused(
+            "programs of one of them pass values on in scratch, those of the other do not"
+        )
     for result, operand in links(first, second):
         check_operand(second, operand)
         if result in unsure_results(one):
@@ -66,7 +70,8 @@ def _carries(kernel: Kernel) -> bool:
 
 def chained(first: KernelCall, second: KernelCall, wanted: Sequence) -> KernelCall:
     """One call in place of two. `wanted`: results of the first that others read."""
-    one, two, passed = first.kernel, second.kernel, dict(map(reversed, links(first, second)))
+    one, two = first.kernel, second.kernel
+    passed = {operand: result for result, operand in links(first, second)}
     operands = Operands()
     places_of_first = [operands.add(*pair) for pair in zip(first.operands, one.inputs)]
     places_of_second = {
@@ -85,9 +90,9 @@ def chained(first: KernelCall, second: KernelCall, wanted: Sequence) -> KernelCa
 
     def run(*refs):
         results, memory = refs[count:ends], refs[ends:]
-        own = memory[: len(one.scratch)]
-        others = memory[len(one.scratch) : len(one.scratch) + len(two.scratch)]
-        spare = iter(memory[len(one.scratch) + len(two.scratch) :])
+        borders = len(one.scratch), len(one.scratch) + len(two.scratch)
+        scratch_of_first, scratch_of_second = memory[: borders[0]], memory[slice(*borders)]
+        spare = iter(memory[borders[1] :])
         blocks: dict = {}
 
         def target(n: int):
@@ -99,7 +104,7 @@ def chained(first: KernelCall, second: KernelCall, wanted: Sequence) -> KernelCa
             return StandIn(one.outputs[n].ref_shape, lambda: blocks[n], put, _inside(one, n, refs))
 
         targets = [target(n) for n in range(len(one.outputs))]
-        trace_with(one, [*(refs[n] for n in places_of_first), *targets, *own])
+        trace_with(one, [*(refs[n] for n in places_of_first), *targets, *scratch_of_first])
 
         def source(n: int):
             if n not in passed:
@@ -110,7 +115,7 @@ def chained(first: KernelCall, second: KernelCall, wanted: Sequence) -> KernelCa
             return StandIn(ref.shape, inside=_inside(one, passed[n], refs), ref=ref)
 
         inputs = [source(n) for n in range(len(two.inputs))]
-        trace_with(two, [*inputs, *results[len(stored) :], *others])
+        trace_with(two, [*inputs, *results[len(stored) :], *scratch_of_second])
 
     flags = dict(zip(places_of_first, input_fusion(one)))
     for n, place in places_of_second.items():
@@ -122,6 +127,7 @@ def chained(first: KernelCall, second: KernelCall, wanted: Sequence) -> KernelCa
         (*one.scratch, *two.scratch, *buffers),
         run,
         name=f"{one.name}_{two.name}",
+        origin=" and ".join(dict.fromkeys((one.origin, two.origin))),
         compiler_params=with_input_fusion(two.compiler_params, [flags[n] for n in range(count)]),
     )
     results = (*(first.results[n] for n in stored), *second.results)

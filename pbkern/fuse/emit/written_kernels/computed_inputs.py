@@ -21,7 +21,15 @@ from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request, run_ste
 from pbkern.fuse.access.rules import NeedsWhole
 
 from .block_places import BlockPlaces, full_block, ref_block
-from .calls import KernelCall, Operands, Refused, assembled, input_fusion, with_input_fusion
+from .calls import (
+    KernelCall,
+    Operands,
+    Refused,
+    assembled,
+    check_reports,
+    input_fusion,
+    with_input_fusion,
+)
 from .stand_ins import StandIn, accesses, ref_of, trace_with
 
 
@@ -49,6 +57,7 @@ def check_operand(call: KernelCall, number: int) -> None:
     kernel = call.kernel
     if number >= len(kernel.inputs):
         raise Refused("its last stage reads it")
+    check_reports(kernel)
     if not input_fusion(kernel)[number]:
         raise Refused("allow_input_fusion forbids it")
     if number < kernel.num_scalar_prefetch:

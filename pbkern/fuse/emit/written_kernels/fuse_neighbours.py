@@ -38,7 +38,16 @@ from .chained_calls import chained, check_chain, links
 from .computed_inputs import ComputedInput, check_operand, computed_input, with_computed_inputs
 from .prices import Prices
 
-BEFORE = {*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "slice", "transpose", "rev", "iota"}
+BEFORE = {
+    *ELEMENTWISE,
+    "broadcast_in_dim",
+    "reshape",
+    "squeeze",
+    "slice",
+    "transpose",
+    "rev",
+    "iota",
+}
 BEHIND = {*ELEMENTWISE, *SINGLE_PASS, "broadcast_in_dim", "transpose"}
 
 
@@ -49,8 +58,13 @@ class FuseNeighbours:
     most_equations: int = threshold(
         48, "equations on one side of a kernel that are looked at. Source: not recorded"
     )
+    tie: float = threshold(
+        0.02,
+        "part of a kernel's own time that computing an operand again may add: it saves an array",
+    )
     small: int = threshold(
-        1 << 12, "bytes of a value that is computed again though others read it. Source: not recorded"
+        1 << 12,
+        "bytes of a value that is computed again though others read it. Source: not recorded",
     )
 
     def __call__(self, closed: jex.ClosedJaxpr, options: FuseOptions) -> jex.ClosedJaxpr:
@@ -111,7 +125,7 @@ class _Neighbours:
     def calls(self) -> list[KernelCall]:
         return [item for item in self.items if isinstance(item, KernelCall)]
 
-    def others(self, var, inside: Iterable) -> list:
+    def readers(self, var, inside: Iterable) -> list:
         """Items that read a value, but for those that are `inside`."""
         ids = set(map(id, inside))
         return [item for item in self.users.get(var, ()) if id(item) not in ids]
@@ -177,7 +191,7 @@ class _Neighbours:
             stored = [
                 value
                 for value in (var, *(eqn.outvars[0] for eqn in chosen))
-                if value in self.results or self.others(value, [*chosen, call])
+                if value in self.results or self.readers(value, [*chosen, call])
             ]
             try:
                 applied = applied_output(call, number, chosen, stored, known)
@@ -208,9 +222,7 @@ class _Neighbours:
 
     def check_scratch(self, before: KernelCall, after: KernelCall) -> None:
         """Raises Refused where new scratch is further away than caches."""
-        sizes = [
-            math.prod(buf.shape) * buf.dtype.itemsize for buf in after.kernel.scratch
-        ]
+        sizes = [math.prod(buf.shape) * buf.dtype.itemsize for buf in after.kernel.scratch]
         added = sum(sizes) - sum(
             math.prod(buf.shape) * buf.dtype.itemsize for buf in before.kernel.scratch
         )
@@ -240,7 +252,7 @@ class _Neighbours:
         """Seconds to store and read again, with the first equations applied to the result `var`."""
         chosen, rest = eqns[:count], eqns[count:]
         values = [var, *(eqn.outvars[0] for eqn in chosen)]
-        outside = {value: self.others(value, chosen) for value in values}
+        outside = {value: self.readers(value, chosen) for value in values}
         seconds = sum(
             self.prices.stored([value]) + (self.prices.moved(value) if users else 0.0)
             for value, users in outside.items()
@@ -252,13 +264,13 @@ class _Neighbours:
             value
             for value in last
             if value in self.results
-            or any(isinstance(user, KernelCall) for user in self.others(value, rest))
+            or any(isinstance(user, KernelCall) for user in self.readers(value, rest))
         ]
         seconds += self.prices.stored(ends)
         seconds += self.options.machine.launch_seconds if ends else 0.0
         for part in (chosen, rest):
-            made = {var, *(eqn.outvars[0] for eqn in eqns)}
-            extras = {atom for eqn in part for atom in atoms(eqn) if atom not in made}
+            along = {var, *(eqn.outvars[0] for eqn in eqns)}
+            extras = {atom for eqn in part for atom in atoms(eqn) if atom not in along}
             seconds += sum(map(self.prices.moved, extras))
         return seconds
 
@@ -298,17 +310,18 @@ class _Neighbours:
         wanted = [
             var
             for var in first.results
-            if var in self.results or self.others(var, [second]) or var not in passed
+            if var in self.results or self.readers(var, [second]) or var not in passed
         ]
         joined = chained(first, second, wanted)
         self.check_scratch(first, joined)
         self.replace([first, second], joined)
         unstored = [var for var in passed if var not in wanted]
-        before = sum(map(self.prices.moved, passed)) + self.prices.stored(unstored)
-        before += self.options.machine.launch_seconds
+        launch = self.options.machine.launch_seconds
+        before = self.prices.traffic(first) + self.prices.traffic(second) + 2 * launch
+        after = self.prices.traffic(joined) + launch
         saved = sum(nbytes(var.aval) for var in unstored)
         why = f"one kernel with {second.label(second.kernel.inputs[links(first, second)[0][1]])}"
-        self.note(first.eqn, True, f"{why}, block by block", saved, before, 0.0)
+        self.note(first.eqn, True, f"{why}, block by block", saved, before, after)
 
     def depends_otherwise(self, first: KernelCall, second: KernelCall) -> bool:
         late: set = set()
@@ -365,7 +378,7 @@ class _Neighbours:
             if not self.allows(item, BEFORE):
                 continue
             (result,) = item.outvars
-            is_alone = result not in self.results and not self.others(result, [*eqns, call])
+            is_alone = result not in self.results and not self.readers(result, [*eqns, call])
             if is_alone or self.may_copy(item):
                 eqns.append(item)
                 wanted.update(atoms(item))
@@ -392,7 +405,9 @@ class _Neighbours:
                 refused = (eqn, e)
                 continue
             chosen = [eqn, *chosen]
-            options.append((self.price_before(call, candidates, chosen, computed), chosen, computed))
+            options.append(
+                (self.price_before(call, candidates, chosen, computed), chosen, computed)
+            )
         as_is = sum(
             self.prices.read_as_is(call.kernel, one.places.mapping, var, one.times)
             for one in options[0][2]
@@ -400,16 +415,15 @@ class _Neighbours:
         before = as_is + self.price_of_rest(candidates, [], [var])
         after, chosen, computed = min(options, key=lambda option: option[0])
         label = self.label_of_operand(call, numbers[0])
-        if after >= before:
+        if after >= before + self.limits.tie * self.prices.own(call):
             why = f"not computed for {label}: computing it for each block that programs read costs more"
             self.note(candidates[0], False, why, nbytes(var.aval), before, after)
             return
         self.replace([call], with_computed_inputs(call, computed))
         gone = set(map(id, chosen))
         for item in self.items[::-1]:
-            if id(item) in gone and item.outvars[0] not in self.results:
-                if not self.users.get(item.outvars[0]):
-                    self.set_items([other for other in self.items if other is not item])
+            if id(item) in gone and self.is_dead(item.outvars[0]):
+                self.set_items([other for other in self.items if other is not item])
         for eqn in chosen:
             saved = nbytes(eqn.outvars[0].aval)
             self.note(eqn, True, f"computed for {label}", saved, before, after)
@@ -417,24 +431,25 @@ class _Neighbours:
             eqn, error = refused
             self.note(eqn, False, f"not computed for {label}: {error}", nbytes(eqn.outvars[0].aval))
 
+    def is_dead(self, var) -> bool:
+        return var not in self.results and not self.users.get(var)
+
     def price_before(self, call: KernelCall, candidates, chosen, computed) -> float:
         """Seconds with `chosen` in the kernel."""
         leaves = {var for one in computed for var, _ in one.requests.inputs}
-        made = [eqn.outvars[0] for eqn in candidates if eqn.outvars[0] in leaves]
+        passed = [eqn.outvars[0] for eqn in candidates if eqn.outvars[0] in leaves]
         inside = sum(self.prices.inside(call.kernel, one) for one in computed)
-        joinable = [var for var in leaves if var not in made and self.joins_maker(var, chosen)]
+        joinable = [var for var in leaves if var not in passed and self.joins_maker(var, chosen)]
         return (
-            inside
-            + self.prices.stored(joinable)
-            + self.price_of_rest(candidates, chosen, made)
+            inside + self.prices.stored(joinable) + self.price_of_rest(candidates, chosen, passed)
         )
 
     def price_of_rest(self, candidates: Sequence, chosen: Sequence, results: Sequence) -> float:
         """Seconds of producers that are computed apart: with what makes their operands, if that is a group."""
         ids = set(map(id, chosen))
         rest = [eqn for eqn in candidates if id(eqn) not in ids]
-        made = {eqn.outvars[0] for eqn in rest}
-        leaves = {atom for eqn in rest for atom in atoms(eqn)} - made
+        leaves = {atom for eqn in rest for atom in atoms(eqn)}
+        leaves -= {eqn.outvars[0] for eqn in rest}
         alone = [var for var in leaves if not self.joins_maker(var, rest)]
         seconds = self.prices.apart(rest, alone, results)
         return seconds - (self.options.machine.launch_seconds if len(alone) < len(leaves) else 0.0)
@@ -442,7 +457,7 @@ class _Neighbours:
     def joins_maker(self, var, readers: Sequence) -> bool:
         """Whether a value is made by equations that its readers could share a fused kernel with."""
         maker = self.makers.get(var)
-        if maker is None or isinstance(maker, KernelCall) or self.others(var, readers):
+        if maker is None or isinstance(maker, KernelCall) or self.readers(var, readers):
             return False
         return maker.primitive.name in rules and var not in self.results
 

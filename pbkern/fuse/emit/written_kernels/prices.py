@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pbkern.core.jax_types import array_aval
+from pbkern.core.jaxprs import atoms, equations
 from pbkern.dsl.kernel import BlockMapping, Kernel
 from pbkern.fuse.access.blocks import volume
-from pbkern.fuse.cost.kinds import nbytes
+from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes
 from pbkern.fuse.cost.model import CostModel
 
+from .calls import KernelCall
 from .computed_inputs import ComputedInput
 
 
@@ -58,12 +60,26 @@ class Prices:
     def read_as_is(self, kernel: Kernel, mapping: BlockMapping, var, times: float) -> float:
         return self.read_by(kernel, var, math.prod(dim.size for dim in mapping.dims), times)
 
+    def own(self, call: KernelCall) -> float:
+        """The kernel by itself, as far as sums of products and traffic tell."""
+        kernel, machine = call.kernel, self.machine
+        products = sum(
+            machine.operations(eqn)
+            * math.prod(array_aval(eqn.outvars[0]).shape)
+            / machine.flops(str(array_aval(eqn.invars[0]).dtype))
+            for eqn in equations(kernel.body.jaxpr)
+            if eqn.primitive.name in CONTRACTIONS
+        )
+        return max(products * kernel.num_programs, self.traffic(call)) + machine.launch_seconds
+
+    def traffic(self, call: KernelCall) -> float:
+        """Reading all operands and storing all results of a kernel once."""
+        return sum(map(self.moved, atoms(call))) + self.stored(call.results)
+
     def inside(self, kernel: Kernel, one: ComputedInput) -> float:
         """An operand that is computed block by block."""
         programs = kernel.num_programs * one.times
         return sum(
             self.read_by(kernel, var, volume(access), one.times)
             for var, access in one.requests.inputs
-        ) + sum(
-            self.computed(step.eqn, programs * volume(step.out)) for step in one.requests.steps
-        )
+        ) + sum(self.computed(step.eqn, programs * volume(step.out)) for step in one.requests.steps)

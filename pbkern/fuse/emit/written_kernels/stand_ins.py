@@ -13,6 +13,7 @@ import jax
 from jax.extend import core as jex
 
 from pbkern import _jax
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms, retrace_into
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.ref_access import RefAccess, is_ref_access, is_whole, ref_access
@@ -42,9 +43,9 @@ class StandIn:
     inside: Callable[[int], jax.Array] | None = None
     ref: Any = None
 
-    def access(self, eqn, operands: Sequence) -> Sequence:
+    def access(self, eqn, operands: Sequence) -> list:
         if self.ref is not None:
-            return _jax.bind_again(eqn, [self.ref, *operands[1:]])
+            return list(_jax.bind_again(eqn, [self.ref, *operands[1:]]))
         access = access_of(eqn, self.shape, operands)
         if access.kind == "load" and self.contents is not None:
             return [read(self.contents(), access)]
@@ -57,7 +58,7 @@ class StandIn:
 def trace_with(kernel: Kernel, memory: Sequence) -> None:
     """Traces a kernel's body on Refs and StandIns."""
 
-    def rewrite(eqn, *operands) -> Sequence | None:
+    def rewrite(eqn, *operands) -> list | None:
         if operands and isinstance(operands[0], StandIn):
             if eqn.primitive.name == "in_bounds" and operands[0].inside is not None:
                 return [operands[0].inside(eqn.params["axis"])]
@@ -108,7 +109,7 @@ def accesses(
             if eqn.invars[0] is ref:
                 access = ref_access(eqn)
                 reads_old = access.kind == "store" and not used.isdisjoint(eqn.outvars)
-                shape = ref.aval.shape
+                shape = array_aval(ref).shape
                 yield BodyAccess(access, shape, turns, guarded, depth, reads_old)
             continue
         for inner, operands, times, is_branch in _inside(eqn):
