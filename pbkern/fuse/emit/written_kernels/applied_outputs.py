@@ -9,6 +9,7 @@ memory of a result or in scratch, and the last program that visits it applies th
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,13 @@ def access_of_result(eqn, known: Mapping[jex.Var, Access]) -> Access | None:
         return None
     name, params, shape = eqn.primitive.name, eqn.params, array_aval(var).shape
     if name in ELEMENTWISE:
-        return next((known[atom] for atom in operands if atom.aval.shape == shape), None)
+        largest = max(operands, key=lambda atom: math.prod(atom.aval.shape))
+        if len(largest.aval.shape) != len(shape):
+            return None
+        return tuple(
+            span if extent == size else whole(size)
+            for span, extent, size in zip(known[largest], largest.aval.shape, shape)
+        )
     access, extents = known[operands[0]], operands[0].aval.shape
     if name == "transpose":
         return tuple(access[axis] for axis in params["permutation"])

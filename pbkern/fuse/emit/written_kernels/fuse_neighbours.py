@@ -81,6 +81,7 @@ class _Neighbours:
         self.prices = Prices(options.machine)
         self.results = {var for var in closed.jaxpr.outvars if isinstance(var, jex.Var)}
         self.items: list = []
+        self.apart: set = set()  # pairs of the user's calls that cannot be one kernel
         self.set_items(
             KernelCall(eqn.params["kernel"], tuple(eqn.invars), tuple(eqn.outvars), eqn)
             if eqn.primitive is kernel_p
@@ -147,6 +148,7 @@ class _Neighbours:
     # -- the order of decisions
 
     def rewritten(self) -> jex.ClosedJaxpr:
+        self.join_chains()
         for call in self.calls():
             for var in call.results:
                 self.apply_consumers(var)
@@ -277,13 +279,12 @@ class _Neighbours:
     # -- chains
 
     def join_chains(self) -> None:
-        refused: set = set()
         while True:
             pairs = (
                 (first, second)
                 for second in self.calls()
                 for first in self.calls()
-                if (id(first.eqn), id(second.eqn)) not in refused and links(first, second)
+                if (id(first.eqn), id(second.eqn)) not in self.apart and links(first, second)
             )
             pair = next(pairs, None)
             if pair is None:
@@ -292,7 +293,7 @@ class _Neighbours:
                 self.join(*pair)
             except Refused as e:
                 first, second = pair
-                refused.add((id(first.eqn), id(second.eqn)))
+                self.apart.add((id(first.eqn), id(second.eqn)))
                 number = links(first, second)[0][1]
                 label = (
                     second.label(second.kernel.inputs[number])
@@ -415,7 +416,7 @@ class _Neighbours:
         before = as_is + self.price_of_rest(candidates, [], [var])
         after, chosen, computed = min(options, key=lambda option: option[0])
         label = self.label_of_operand(call, numbers[0])
-        if after >= before + self.limits.tie * self.prices.own(call):
+        if after >= before + self.limits.tie * self.prices.of_kernel(call):
             why = f"not computed for {label}: computing it for each block that programs read costs more"
             self.note(candidates[0], False, why, nbytes(var.aval), before, after)
             return

@@ -60,7 +60,7 @@ class Prices:
     def read_as_is(self, kernel: Kernel, mapping: BlockMapping, var, times: float) -> float:
         return self.read_by(kernel, var, math.prod(dim.size for dim in mapping.dims), times)
 
-    def own(self, call: KernelCall) -> float:
+    def of_kernel(self, call: KernelCall) -> float:
         """The kernel by itself, as far as sums of products and traffic tell."""
         kernel, machine = call.kernel, self.machine
         products = sum(
