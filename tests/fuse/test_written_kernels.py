@@ -238,6 +238,13 @@ def test_allow_input_fusion_forbids_chains_and_has_an_entry_per_operand():
     check(lambda x, y: kernel(first(x) - 1, y), lambda x, y: x * 2 - 1 + y, x, y)
 
 
+def test_allow_input_fusion_fits_the_operands():
+    params = pbkern.cpu.CompilerParams(allow_input_fusion=(True, False))
+    kernel = rows_kernel(doubled, (20, 12), compiler_params=params)
+    with pytest.raises(pbkern.errors.KernelError, match="does not fit the operands"):
+        kernel(array((20, 12)))
+
+
 # --- consumers
 
 
@@ -408,6 +415,16 @@ def test_refusals_say_why():
     kernel = rows_kernel(checked, (24, 5))
     f = check(lambda x: kernel(x + 1), lambda x: x + 1, x, kernels=2)
     assert any("has checks, prints or breakpoints" in reason for reason in reasons(f, x))
+
+
+def test_operations_that_need_more_than_a_block_are_named():
+    x = array((24, 24))
+    kernel = rows_kernel(doubled, (24, 24))
+    f = check(lambda x: kernel(x @ x) @ x, lambda x: 2 * x @ x @ x, x, kernels=3, rtol=1e-4)
+    lines = [line for line in str(f.explain(x)).splitlines() if "not fused: dot_general" in line]
+    assert len(lines) == 2
+    assert "not computed for input 0 (`x`) of kernel `doubled`" in lines[1]
+    assert "not applied to output 0 (`o`) of kernel `doubled`" in lines[0]
 
 
 def test_what_costs_more_for_each_block_is_not_computed_there():

@@ -23,22 +23,14 @@ from pbkern.core.jaxprs import atoms
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.dsl.conditional_results import unsure_results
 from pbkern.dsl.interpret import parallel_dims
-from pbkern.dsl.kernel import BlockMapping, Scratch
+from pbkern.dsl.kernel import BlockMapping, Scratch, input_fusion, with_input_fusion
 from pbkern.dsl.primitives import grid
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request, run_steps
 from pbkern.fuse.access.rules import Access, NeedsWhole, is_whole, whole
 from pbkern.fuse.cost.kinds import SINGLE_PASS
 
 from .block_places import BlockPlaces, full_block, ref_block
-from .calls import (
-    KernelCall,
-    Operands,
-    Refused,
-    assembled,
-    check_reports,
-    input_fusion,
-    with_input_fusion,
-)
+from .calls import KernelCall, Operands, Refused, assembled, check_reports
 from .stand_ins import StandIn, accesses, ref_of, trace_with
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,28 +82,6 @@ def same_blocks(one: BlockMapping, other: BlockMapping) -> bool:
         and one.memory_space == other.memory_space
         and same(one.index_map, other.index_map)
     )
-
-
-def input_fusion(kernel: Kernel) -> tuple[bool, ...]:
-    """Per operand of the programs, whether producers may be computed in the kernel (`allow_input_fusion`)."""
-    flags: list[bool] = [True] * len(kernel.inputs)
-    for params in kernel.compiler_params.values():
-        given = getattr(params, "allow_input_fusion", None)
-        if given is not None:  # one for each operand, or for each that is not prefetched
-            first = len(flags) - len(given)
-            flags[first:] = [flag and allowed for flag, allowed in zip(flags[first:], given)]
-    return tuple(flags)
-
-
-def with_input_fusion(params: Mapping, flags: Sequence[bool]) -> dict:
-    """compiler_params with permissions for other operands; none where all are given."""
-    allowed = None if all(flags) else tuple(flags)
-    return {
-        target: dataclasses.replace(param, allow_input_fusion=allowed)
-        if hasattr(param, "allow_input_fusion")
-        else param
-        for target, param in params.items()
-    }
 
 
 def assembled(

@@ -8,20 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pbkern.dsl.conditional_results import unsure_results
-from pbkern.dsl.kernel import Kernel, Scratch
+from pbkern.dsl.kernel import Kernel, Scratch, input_fusion, with_input_fusion
 from pbkern.dsl.transformations.blocks import are_apart
 
 from .block_places import BlockPlaces
-from .calls import (
-    KernelCall,
-    Operands,
-    Refused,
-    assembled,
-    check_reports,
-    input_fusion,
-    same_blocks,
-    with_input_fusion,
-)
+from .calls import KernelCall, Operands, Refused, assembled, check_reports, same_blocks
 from .computed_inputs import check_operand
 from .stand_ins import StandIn, accesses, ref_of, trace_with
 

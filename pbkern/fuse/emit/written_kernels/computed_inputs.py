@@ -16,20 +16,13 @@ import jax
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.dsl.kernel import input_fusion, with_input_fusion
 from pbkern.dsl.primitives.ref_access import GatheredIndex
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request, run_steps
 from pbkern.fuse.access.rules import NeedsWhole
 
 from .block_places import BlockPlaces, full_block, ref_block
-from .calls import (
-    KernelCall,
-    Operands,
-    Refused,
-    assembled,
-    check_reports,
-    input_fusion,
-    with_input_fusion,
-)
+from .calls import KernelCall, Operands, Refused, assembled, check_reports
 from .stand_ins import StandIn, accesses, ref_of, trace_with
 
 

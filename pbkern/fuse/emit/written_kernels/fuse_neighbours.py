@@ -48,6 +48,7 @@ BEFORE = {
     "rev",
     "iota",
 }
+NOT_BLOCKWISE = "it is no operation that blocks could be computed of alone"
 BEHIND = {*ELEMENTWISE, *SINGLE_PASS, "broadcast_in_dim", "transpose"}
 
 
@@ -162,7 +163,13 @@ class _Neighbours:
 
     def apply_consumers(self, var) -> None:
         call = self.makers[var]
-        direct = [item for item in self.users.get(var, ()) if self.allows(item, BEHIND)]
+        direct = []
+        for item in self.users.get(var, ()):
+            if self.allows(item, BEHIND):
+                direct.append(item)
+            elif not isinstance(item, KernelCall):
+                why = f"not applied to {self.label_of(call, var)}: {NOT_BLOCKWISE}"
+                self.note(item, False, why, nbytes(var.aval))
         if not direct:
             return
         try:
@@ -339,10 +346,12 @@ class _Neighbours:
         calls = [user for user in self.users.get(var, ()) if isinstance(user, KernelCall)]
         for call in calls:
             maker = self.makers.get(var)
-            if maker is None or not self.allows(maker, BEFORE):
+            if maker is None or isinstance(maker, KernelCall):
                 continue
             numbers = [n for n, atom in enumerate(call.operands) if atom is var]
             try:
+                if not self.allows(maker, BEFORE):
+                    raise Refused(NOT_BLOCKWISE)
                 for number in numbers:
                     check_operand(call, number)
                 self.compute_best(call, var, numbers)
