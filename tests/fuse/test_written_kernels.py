@@ -371,7 +371,9 @@ def test_chains_of_bodies(first, second):
     x = array((24, 5))
     want = two(one(x))
     check(lambda x: two(one(x)), lambda *_: want, x)
-    check(lambda x: two(one(x)) + one(x).sum(), lambda x: want + one(x).sum(), x, kernels=2)
+    check(
+        lambda x: two(one(x)) + one(x).sum(), lambda x: want + one(x).sum(), x, kernels=2, atol=1e-3
+    )
 
 
 def test_chains_with_operations_between_and_around():
@@ -526,7 +528,7 @@ def functions(draw):
     rows, columns = draw(st.integers(1, 23)), draw(st.integers(1, 9))
     block, door = draw(st.integers(1, 9)), draw(st.sampled_from(["pbkern", "pallas"]))
     dtype = draw(st.sampled_from(["float32", "bfloat16", "float16"]))
-    body = draw(st.sampled_from([doubled, stepwise if block > 1 else doubled]))
+    body = draw(st.sampled_from([doubled, stepwise])) if min(rows, block) > 1 else doubled
     sides = [
         [
             (draw(st.sampled_from(UNARY)), draw(st.sampled_from(BINARY)), draw(st.integers(0, 3)))

@@ -192,7 +192,7 @@ def with_applied_output(call: KernelCall, applied: AppliedOutput) -> KernelCall:
 
         before, after = rest[:number], rest[number + last :]
         if at_stores:
-            inside = lambda axis: places.inside(refs, axis)
+            inside = lambda axis: places.inside(refs, (*operands.mappings, *outputs), axis)
             stand_in = StandIn(places.mapping.ref_shape, stored=apply, inside=inside)
             trace_with(kernel, [*given[: len(kernel.inputs)], *before, stand_in, *after])
             return

@@ -21,11 +21,13 @@ from pbkern import _jax
 from pbkern.core.affine import Affine
 from pbkern.core.jax_types import array_aval
 from pbkern.dsl.kernel import Blocked, BlockMapping, Element, Kernel, Squeezed
-from pbkern.dsl.primitives.grid import program_id
+from pbkern.dsl.primitives.grid import in_bounds, program_id
 from pbkern.dsl.specs import canonical_index_map
 from pbkern.fuse.access.blocks import BodyContext
 from pbkern.fuse.access.rules import Access, Span
 from pbkern.fuse.emit.group_kernel import array_type, block_mapping
+
+from .calls import same_blocks
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,11 @@ class BlockPlaces:
             index_map = canonical_index_map(composed, self.kernel.grid)
         return dataclasses.replace(inner, index_map=index_map)
 
-    def inside(self, refs: Sequence, axis: int) -> jax.Array:
-        """in_bounds of the block, along a dimension of its Ref, where no Ref has it."""
+    def inside(self, refs: Sequence, mappings: Sequence[BlockMapping], axis: int) -> jax.Array:
+        """in_bounds of the block along a dimension: of a Ref that has the same one (with `mappings`), or computed."""
+        for ref, mapping in zip(refs, mappings):
+            if same_blocks(mapping, self.mapping):
+                return in_bounds(ref, axis)
         dims = [
             dim for dim, block in enumerate(self.mapping.dims) if not isinstance(block, Squeezed)
         ]

@@ -79,7 +79,6 @@ def same_blocks(one: BlockMapping, other: BlockMapping) -> bool:
     return (
         one.array.shape == other.array.shape
         and one.dims == other.dims
-        and one.memory_space == other.memory_space
         and same(one.index_map, other.index_map)
     )
 

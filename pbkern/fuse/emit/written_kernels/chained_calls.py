@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pbkern.dsl.conditional_results import unsure_results
-from pbkern.dsl.kernel import Kernel, Scratch, input_fusion, with_input_fusion
+from pbkern.dsl.kernel import BlockMapping, Kernel, Scratch, input_fusion, with_input_fusion
 from pbkern.dsl.transformations.blocks import are_apart
 
 from .block_places import BlockPlaces
@@ -77,6 +77,7 @@ def chained(first: KernelCall, second: KernelCall, wanted: Sequence) -> KernelCa
     buffers = [
         Scratch(one.outputs[n].ref_shape, one.outputs[n].array.dtype, scoped=True) for n in held
     ]
+    mappings = (*operands.mappings, *outputs)
     count, ends = len(operands.atoms), len(operands.atoms) + len(outputs)
 
     def run(*refs):
@@ -92,7 +93,9 @@ def chained(first: KernelCall, second: KernelCall, wanted: Sequence) -> KernelCa
             if n in held:
                 return next(spare)
             put = lambda value: blocks.__setitem__(n, value)
-            return StandIn(one.outputs[n].ref_shape, lambda: blocks[n], put, _inside(one, n, refs))
+            return StandIn(
+                one.outputs[n].ref_shape, lambda: blocks[n], put, _inside(one, n, refs, mappings)
+            )
 
         targets = [target(n) for n in range(len(one.outputs))]
         trace_with(one, [*(refs[n] for n in places_of_first), *targets, *scratch_of_first])
@@ -103,7 +106,7 @@ def chained(first: KernelCall, second: KernelCall, wanted: Sequence) -> KernelCa
             ref = targets[passed[n]]
             if passed[n] not in held:  # a value, or a result, which has the same edges
                 return ref
-            return StandIn(ref.shape, inside=_inside(one, passed[n], refs), ref=ref)
+            return StandIn(ref.shape, inside=_inside(one, passed[n], refs, mappings), ref=ref)
 
         inputs = [source(n) for n in range(len(two.inputs))]
         trace_with(two, [*inputs, *results[len(stored) :], *scratch_of_second])
@@ -125,9 +128,9 @@ def chained(first: KernelCall, second: KernelCall, wanted: Sequence) -> KernelCa
     return KernelCall(changed, tuple(operands.atoms), results, second.eqn)
 
 
-def _inside(kernel: Kernel, result: int, refs: Sequence):
+def _inside(kernel: Kernel, result: int, refs: Sequence, mappings: Sequence[BlockMapping]):
     places = BlockPlaces.of(kernel, kernel.outputs[result])
-    return lambda axis: places.inside(refs, axis)
+    return lambda axis: places.inside(refs, mappings, axis)
 
 
 def _is_value(kernel: Kernel, result: int) -> bool:

@@ -104,6 +104,7 @@ def with_computed_inputs(call: KernelCall, computed: Sequence[ComputedInput]) ->
             if number < len(moved) and number not in reusable:
                 number = operands.add(var, mapping, is_shared=True)
             blocks_of[one.number].append(number)
+    mappings = (*operands.mappings, *kernel.outputs)
     flags += [True] * (len(operands.atoms) - len(flags))
 
     def run(*refs):
@@ -119,7 +120,7 @@ def with_computed_inputs(call: KernelCall, computed: Sequence[ComputedInput]) ->
                 return ref_block(get(one.var, one.places.access), one.places.mapping)
 
             shape = one.places.mapping.ref_shape
-            inside = lambda axis: one.places.inside(refs, axis)
+            inside = lambda axis: one.places.inside(refs, mappings, axis)
             return StandIn(shape, contents, inside=inside)
 
         inputs = [
