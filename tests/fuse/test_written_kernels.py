@@ -255,6 +255,8 @@ def test_allow_input_fusion_fits_the_operands():
         lambda y, r: y + r,
         lambda y, r: (y + r).T,
         lambda y, r: jax.nn.softmax(y + r),
+        lambda y, r: y.reshape(6, 4, 12) * r.reshape(6, 4, 12),
+        lambda y, r: jnp.exp(y.reshape(24, 3, 4) + r.reshape(24, 3, 4)).sum(2),
         lambda y, r: (y * r).sum(1),
         lambda y, r: (y * r).max(1, keepdims=True) - r,
         lambda y, r: jnp.where(jnp.isnan(y), r, y),

@@ -14,7 +14,9 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import jax
 import numpy as np
+from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
@@ -26,7 +28,7 @@ from pbkern.dsl.interpret import parallel_dims
 from pbkern.dsl.kernel import BlockMapping, Scratch, input_fusion, with_input_fusion
 from pbkern.dsl.primitives import grid
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request, run_steps
-from pbkern.fuse.access.rules import Access, NeedsWhole, is_whole, whole
+from pbkern.fuse.access.rules import Access, NeedsWhole, is_whole, pull, whole
 from pbkern.fuse.cost.kinds import SINGLE_PASS
 
 from .block_places import BlockPlaces, full_block, ref_block
@@ -53,6 +55,8 @@ def access_of_result(eqn, known: Mapping[jex.Var, Access]) -> Access | None:
             for span, extent, size in zip(known[largest], largest.aval.shape, shape)
         )
     access, extents = known[operands[0]], operands[0].aval.shape
+    if name in ("reshape", "squeeze"):
+        return _reshaped(access, extents, array_aval(var))
     if name == "transpose":
         return tuple(access[axis] for axis in params["permutation"])
     if name in SINGLE_PASS and "axes" in params:
@@ -66,6 +70,18 @@ def access_of_result(eqn, known: Mapping[jex.Var, Access]) -> Access | None:
             for axis, size in enumerate(shape)
         )
     return None
+
+
+def _reshaped(access: Access, shape: tuple[int, ...], aval) -> Access | None:
+    """The block of an array in another shape: what the reshape back would read."""
+    if aval.shape == shape:
+        return access
+    (back,) = jax.make_jaxpr(lambda x: lax.reshape(x, shape))(aval).jaxpr.eqns
+    try:
+        pulled = pull(back, access)
+    except NeedsWhole:
+        return None
+    return pulled.inputs[0] if pulled.out in (None, access) else None
 
 
 def check_result(call: KernelCall, number: int) -> None:

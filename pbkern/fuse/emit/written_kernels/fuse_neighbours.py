@@ -21,7 +21,7 @@ from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.dsl.call import kernel_p
 from pbkern.fuse.access.rules import is_long, rules
-from pbkern.fuse.cost.kinds import SINGLE_PASS, nbytes
+from pbkern.fuse.cost.kinds import SINGLE_PASS, is_alias, nbytes
 from pbkern.fuse.graph import Edge
 from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.simplify.driver import CONTROL, keep_types
@@ -49,7 +49,7 @@ BEFORE = {
     "iota",
 }
 NOT_BLOCKWISE = "it is no operation that blocks could be computed of alone"
-BEHIND = {*ELEMENTWISE, *SINGLE_PASS, "broadcast_in_dim", "transpose"}
+BEHIND = {*ELEMENTWISE, *SINGLE_PASS, "broadcast_in_dim", "transpose", "reshape", "squeeze"}
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class _Neighbours:
             if users or value in self.results
         )
         # What is not applied joins its readers, unless these are none that it could join.
-        last = [eqn.outvars[0] for eqn in rest]
+        last = [eqn.outvars[0] for eqn in rest if not is_alias(eqn)]
         ends = [
             value
             for value in last
