@@ -248,6 +248,7 @@ def test_allow_input_fusion_fits_the_operands():
 # --- consumers
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "consumer",
     [
@@ -366,6 +367,7 @@ def test_chains(shape, door):
     check(lambda x: kernel(kernel(kernel(x))), lambda x: x * 8, array(shape))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("second", [doubled, in_loop, in_slices, masked, twice, stepwise])
 @pytest.mark.parametrize("first", [in_slices, twice, stepwise])
 def test_chains_of_bodies(first, second):
@@ -376,6 +378,26 @@ def test_chains_of_bodies(first, second):
     check(
         lambda x: two(one(x)) + one(x).sum(), lambda x: want + one(x).sum(), x, kernels=2, atol=1e-3
     )
+
+
+@pytest.mark.parametrize("door", ["pbkern", "pallas"])
+def test_operations_in_another_shape(door):
+    """Blocks of 8 rows are parts of 12."""
+    kernel = rows_kernel(doubled, (36, 16), door=door)
+
+    def around(call):
+        def f(x, s, t, r):
+            y = call(((x * s + t) / 3).reshape(36, 16)).reshape(3, 12, 16)
+            return jax.nn.relu(y * s - jnp.exp(r)) + t
+
+        return f
+
+    shapes = [(3, 12, 16), (16,), (1, 1, 16), (3, 12, 16)]
+    operands = [array(shape) for shape in shapes]
+    check(around(kernel), around(lambda y: y * 2), *operands)
+    per_batch = [array((3, 12, 16)), array(16), array((3, 1, 16)), array((3, 12, 16))]
+    f = pbkern.jit(around(kernel))
+    np.testing.assert_allclose(f(*per_batch), around(lambda y: y * 2)(*per_batch), 1e-5, 1e-5)
 
 
 def test_chains_with_operations_between_and_around():

@@ -37,6 +37,7 @@ from .calls import KernelCall, Refused
 from .chained_calls import chained, check_chain, links
 from .computed_inputs import ComputedInput, check_operand, computed_input, with_computed_inputs
 from .prices import Prices
+from .same_shapes import in_shapes_of_kernels
 
 BEFORE = {
     *ELEMENTWISE,
@@ -71,7 +72,11 @@ class FuseNeighbours:
     def __call__(self, closed: jex.ClosedJaxpr, options: FuseOptions) -> jex.ClosedJaxpr:
         if all(eqn.primitive is not kernel_p for eqn in equations(closed.jaxpr)):
             return closed
-        return _Neighbours(closed, options, self).rewritten()
+        return _Neighbours(in_shapes_of_kernels(closed), options, self).rewritten()
+
+
+def gives_shape(item) -> bool:
+    return not isinstance(item, KernelCall) and is_alias(item)
 
 
 class _Neighbours:
@@ -131,6 +136,24 @@ class _Neighbours:
         """Items that read a value, but for those that are `inside`."""
         ids = set(map(id, inside))
         return [item for item in self.users.get(var, ()) if id(item) not in ids]
+
+    def readers_of_elements(self, var, inside: Iterable) -> list:
+        """Readers of a value, or of what only gives it another shape."""
+        items = self.readers(var, inside)
+        return [
+            reader
+            for item in items
+            for reader in (
+                self.readers_of_elements(item.outvars[0], inside) if gives_shape(item) else [item]
+            )
+        ]
+
+    def is_result(self, var) -> bool:
+        """Whether the function returns a value, maybe in another shape."""
+        return var in self.results or any(
+            gives_shape(item) and self.is_result(item.outvars[0])
+            for item in self.users.get(var, ())
+        )
 
     def allows(self, eqn, names: set[str]) -> bool:
         if isinstance(eqn, KernelCall) or eqn.primitive.name not in names or eqn.effects:
@@ -261,19 +284,19 @@ class _Neighbours:
         """Seconds to store and read again, with the first equations applied to the result `var`."""
         chosen, rest = eqns[:count], eqns[count:]
         values = [var, *(eqn.outvars[0] for eqn in chosen)]
-        outside = {value: self.readers(value, chosen) for value in values}
+        outside = {value: self.readers_of_elements(value, chosen) for value in values}
         seconds = sum(
             self.prices.stored([value]) + (self.prices.moved(value) if users else 0.0)
             for value, users in outside.items()
-            if users or value in self.results
+            if users or self.is_result(value)
         )
         # What is not applied joins its readers, unless these are none that it could join.
         last = [eqn.outvars[0] for eqn in rest if not is_alias(eqn)]
         ends = [
             value
             for value in last
-            if value in self.results
-            or any(isinstance(user, KernelCall) for user in self.readers(value, rest))
+            if self.is_result(value)
+            or any(isinstance(user, KernelCall) for user in self.readers_of_elements(value, rest))
         ]
         seconds += self.prices.stored(ends)
         seconds += self.options.machine.launch_seconds if ends else 0.0
@@ -457,7 +480,7 @@ class _Neighbours:
     def price_of_rest(self, candidates: Sequence, chosen: Sequence, results: Sequence) -> float:
         """Seconds of producers that are computed apart: with what makes their operands, if that is a group."""
         ids = set(map(id, chosen))
-        rest = [eqn for eqn in candidates if id(eqn) not in ids]
+        rest = [eqn for eqn in candidates if id(eqn) not in ids and not gives_shape(eqn)]
         leaves = {atom for eqn in rest for atom in atoms(eqn)}
         leaves -= {eqn.outvars[0] for eqn in rest}
         alone = [var for var in leaves if not self.joins_maker(var, rest)]
@@ -469,6 +492,8 @@ class _Neighbours:
         maker = self.makers.get(var)
         if maker is None or isinstance(maker, KernelCall) or self.readers(var, readers):
             return False
+        if gives_shape(maker):
+            return self.joins_maker(maker.invars[0], [maker])
         return maker.primitive.name in rules and var not in self.results
 
     # -- the function
