@@ -592,3 +592,14 @@ def test_random_functions(drawn):
         np.asarray(pbkern.jit(f)(x), "float64"), np.asarray(reference(x), "float64"),
         rtol=2e-4 if precise else 6e-2, atol=1e-4 if precise else 6e-2,
     )  # fmt: skip
+
+
+def test_pallas_calls_that_update_operands_stay_xlas():
+    rows = pl.BlockSpec((8, 5), lambda i: (i, 0))
+    kernel = rows_kernel(
+        doubled, (24, 5), door="pallas", input_output_aliases={0: 0}, in_specs=[rows]
+    )
+    f = pbkern.jit(lambda x: kernel(x + 1) * 3)
+    x = array((24, 5))
+    np.testing.assert_allclose(f(x), (x + 1) * 6, rtol=1e-5)
+    assert [left.op for left in f.explain(x).left] == ["pallas_call"]

@@ -18,10 +18,10 @@ def kernel_call(eqn, operands: Sequence, target: str) -> list | None:
     """Results of a pallas_call equation's kernel; None where XLA has to make the call.
 
     These calls print, run in JAX's interpreter, have arrays that kernels hold as others, or cannot be compiled: then the
-    call's own lowering says why.
+    call's own lowering says why. Operands that share arrays with results XLA updates in place, where a program would copy them.
     """
     params = {name: param for name, param in eqn.params.items() if name != "interpret"}
-    if eqn.params["interpret"] or eqn.effects:
+    if eqn.params["interpret"] or eqn.effects or eqn.params["input_output_aliases"]:
         return None
     try:
         imported = import_call(**params, target=target)
