@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 
 import pbkern
 import pbkern.pallas
+from pbkern.core.passes import with_settings
 
 RNG = np.random.default_rng(0)
 
@@ -398,6 +399,15 @@ def test_operations_in_another_shape(door):
     per_batch = [array((3, 12, 16)), array(16), array((3, 1, 16)), array((3, 12, 16))]
     f = pbkern.jit(around(kernel))
     np.testing.assert_allclose(f(*per_batch), around(lambda y: y * 2)(*per_batch), 1e-5, 1e-5)
+
+
+def test_long_bodies_stay_apart():
+    kernel = rows_kernel(doubled, (24, 5))
+    x = array((24, 5))
+    with with_settings("fuse neighbours", {"longest": 5}):
+        f = check(lambda x: kernel(kernel(x)), lambda x: x * 4, x)
+        assert len(f.explain(x).written) == 2
+        assert any("their bodies have 6 equations" in why for why in reasons(f, x))
 
 
 def test_chains_with_operations_between_and_around():

@@ -16,6 +16,9 @@ from .calls import KernelCall, Operands, Refused, assembled, check_reports, same
 from .computed_inputs import check_operand
 from .stand_ins import StandIn, accesses, ref_of, trace_with
 
+# Characters of the name of a kernel that is joined of many: files are named after it.
+LONGEST_NAME = 80
+
 
 def links(first: KernelCall, second: KernelCall) -> list[tuple[int, int]]:
     """(number of the result, number of the operand) of every value that goes from one call to the other."""
@@ -120,7 +123,7 @@ def chained(first: KernelCall, second: KernelCall, wanted: Sequence) -> KernelCa
         outputs,
         (*one.scratch, *two.scratch, *buffers),
         run,
-        name=f"{one.name}_{two.name}",
+        name=one.name if one.name.endswith(two.name) else f"{one.name}_{two.name}"[:LONGEST_NAME],
         origin=" and ".join(dict.fromkeys((one.origin, two.origin))),
         compiler_params=with_input_fusion(two.compiler_params, [flags[n] for n in range(count)]),
     )

@@ -64,6 +64,9 @@ class FuseNeighbours:
         0.02,
         "part of a kernel's own time that computing an operand again may add: it saves an array",
     )
+    longest: int = threshold(
+        512, "equations of a body that is joined from two. Source: not recorded"
+    )
     small: int = threshold(
         1 << 12,
         "bytes of a value that is computed again though others read it. Source: not recorded",
@@ -335,6 +338,9 @@ class _Neighbours:
     def join(self, first: KernelCall, second: KernelCall) -> None:
         """Makes two calls one. Raises Refused."""
         check_chain(first, second)
+        count = sum(1 for call in (first, second) for _ in equations(call.kernel.body.jaxpr))
+        if count > self.limits.longest:
+            raise Refused(f"together their bodies have {count} equations")
         if self.depends_otherwise(first, second):
             raise Refused("what it makes comes there by another way as well")
         passed = [first.results[result] for result, _ in links(first, second)]
