@@ -17,7 +17,7 @@ from .computed_inputs import check_operand
 from .stand_ins import StandIn, accesses, ref_of, trace_with
 
 # Characters of the name of a kernel that is joined of many: files are named after it.
-LONGEST_NAME = 80
+JOINED_NAME = 80
 
 
 def links(first: KernelCall, second: KernelCall) -> list[tuple[int, int]]:
@@ -123,7 +123,7 @@ def chained(first: KernelCall, second: KernelCall, wanted: Sequence) -> KernelCa
         outputs,
         (*one.scratch, *two.scratch, *buffers),
         run,
-        name=one.name if one.name.endswith(two.name) else f"{one.name}_{two.name}"[:LONGEST_NAME],
+        name=one.name if one.name.endswith(two.name) else f"{one.name}_{two.name}"[:JOINED_NAME],
         origin=" and ".join(dict.fromkeys((one.origin, two.origin))),
         compiler_params=with_input_fusion(two.compiler_params, [flags[n] for n in range(count)]),
     )
