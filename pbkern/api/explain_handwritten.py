@@ -70,7 +70,7 @@ def _report(eqn, target_name: str, pallas_is_native: bool) -> HandWrittenKernel:
     if eqn.primitive is kernel_p:
         kernel = eqn.params["kernel"]
         grouped = kernel.name in (ROWS_BY_GROUP, SUMS_BY_GROUP)
-        origin = GROUPED if grouped else "written by hand"
+        origin = GROUPED if grouped else kernel.origin
         lines = _grid_lines(kernel, target_name)
         return HandWrittenKernel(kernel.name, origin, at, kernel.grid, lines)
     name = eqn.params["name"] or "pallas_call"
@@ -92,7 +92,7 @@ def _report(eqn, target_name: str, pallas_is_native: bool) -> HandWrittenKernel:
         ).kernel
     except UnsupportedOp as e:
         return HandWrittenKernel(name, "Pallas", at, grid, (f"cannot be compiled: {e.what}",))
-    return HandWrittenKernel(kernel.name, "Pallas", at, grid, _grid_lines(kernel, target_name))
+    return HandWrittenKernel(kernel.name, kernel.origin, at, grid, _grid_lines(kernel, target_name))
 
 
 def _grid_lines(kernel: Kernel, target_name: str) -> tuple[str, ...]:

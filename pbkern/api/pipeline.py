@@ -33,6 +33,7 @@ from pbkern.dsl.call import kernel_p
 from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call
+from pbkern.fuse.simplify.driver import retrace as rewrite_equations
 from pbkern.targets import get_target
 from pbkern.targets.target import Target
 
@@ -96,6 +97,11 @@ def build_plan(
         held = given()
         assert held is not None, name
         check_precision(held, options.mm_conv_precision_mode)
+        if target.platform == "cpu" and has_native_pallas_calls(held):
+            from pbkern.frontends.pallas.in_functions import kernel_call  # imports Pallas
+
+            rule = functools.partial(kernel_call, target=target.name)
+            held = rewrite_equations(held, {"pallas_call": rule})
         return fuse.plan(
             held,
             name=name,
@@ -242,6 +248,13 @@ def _text(target: Target, build: Build, stage: str) -> str:
     """Code of a build after a target's stage. Programs that are alike share their code."""
     return "\n".join(
         target.text(compiled, stage) for compiled in dict.fromkeys(build.compiled.values())
+    )
+
+
+def has_native_pallas_calls(jaxpr: jex.ClosedJaxpr) -> bool:
+    """Whether a function has Pallas calls, and pbkern.pallas.install() is in force on CPUs."""
+    return _jax.has_cpu_lowering("pallas_call") and any(
+        eqn.primitive.name == "pallas_call" for eqn in equations(jaxpr.jaxpr)
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -188,6 +188,7 @@ class Kernel:
       compiler_params: target name -> that target's CompilerParams.
       dynamic_grid: (dimension, operand) pairs: that grid dimension's size is the value of that
         i32[] operand, and its entry in `grid` only an upper bound.
+      origin: who wrote it, in reports.
       defined_at: where it was defined, "file:line (function)", or "" for a fused kernel.
       with_rules: the body before functions with derivatives of their own (jax.custom_jvp,
         jax.custom_vjp, stop_gradient) became what they compute; None if it calls none.
@@ -216,6 +217,7 @@ class Kernel:
     num_scalar_prefetch: int = 0
     dynamic_grid: tuple[tuple[int, int], ...] = ()
     defined_at: str = ""
+    origin: str = "written by hand"
     with_rules: ClosedJaxpr | None = None
     finish: Kernel | None = None
 
@@ -291,6 +293,28 @@ class Kernel:
 
     def __str__(self) -> str:
         return self.source()
+
+
+def input_fusion(kernel: Kernel) -> tuple[bool, ...]:
+    """Per operand of the programs, whether producers may be computed in the kernel (`allow_input_fusion`)."""
+    flags: list[bool] = [True] * len(kernel.inputs)
+    for params in kernel.compiler_params.values():
+        given = getattr(params, "allow_input_fusion", None)
+        if given is not None:  # one for each operand, or for each that is not prefetched
+            first = len(flags) - len(given)
+            flags[first:] = [flag and allowed for flag, allowed in zip(flags[first:], given)]
+    return tuple(flags)
+
+
+def with_input_fusion(params: Mapping, flags: Sequence[bool]) -> dict:
+    """compiler_params with permissions for other operands; none where all are given."""
+    allowed = None if all(flags) else tuple(flags)
+    return {
+        target: dataclasses.replace(param, allow_input_fusion=allowed)
+        if hasattr(param, "allow_input_fusion")
+        else param
+        for target, param in params.items()
+    }
 
 
 # Set by printer.py, which knows of tracing: a kernel itself does not.

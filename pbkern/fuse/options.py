@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from pbkern.fuse.algebra.contraction_precision import MATRIX_MODE
 from pbkern.fuse.cost.model import CostModel
@@ -17,23 +19,32 @@ class FuseOptions:
       platform: its name, by which functions choose between implementations.
       unsafe: rewrites may change rounding and drop NaNs as compile_options say; fast: sums may be
         reassociated.
-      unrolls: loops may be written out.
+      joins: equations may share kernels, and loops be written out.
       precision: mm_conv_precision_mode, or the default of targets with matrix instructions; is_default_precision:
         whether it is that.
       rounds: each operation on 16-bit floats rounds its result.
+      supports: equation -> None if the target's bodies can contain it, else the reason.
+      edges: what passes decided about pairs of equations, for reports.
     """
 
     machine: CostModel
     platform: str
     unsafe: bool = True
     fast: bool = True
-    unrolls: bool = True
+    joins: bool = True
     precision: str | None = None
     is_default_precision: bool = False
     rounds: bool = False
+    supports: Callable[[Any], str | None] = lambda eqn: None
+    edges: list = field(default_factory=list, compare=False)
 
     @classmethod
-    def of(cls, options: object, machine: CostModel) -> FuseOptions:
+    def of(
+        cls,
+        options: object,
+        machine: CostModel,
+        supports: Callable[[Any], str | None] = lambda eqn: None,
+    ) -> FuseOptions:
         """From any object; see `plan`."""
         asked = getattr(options, "mm_conv_precision_mode", None)
         has_matrices = "float16" in machine.sizes.matrix_types
@@ -45,8 +56,9 @@ class FuseOptions:
             machine.name,
             unsafe=not getattr(options, "disable_unsafe_math_canonicalizations", False),
             fast=not getattr(options, "mlir_disable_fast_math", False),
-            unrolls=not getattr(options, "disable_affine_fusion", False),
+            joins=not getattr(options, "disable_affine_fusion", False),
             precision=MATRIX_MODE if asked is None and is_matrix_mode else asked,
             is_default_precision=asked is None and is_matrix_mode,
             rounds=getattr(options, "emulate_precision_casts", False),
+            supports=supports,
         )

@@ -38,6 +38,7 @@ from pbkern.fuse.emit.plan import (
     read_later,
     xla_segment,
 )
+from pbkern.fuse.emit.written_kernels.fuse_neighbours import FuseNeighbours
 from pbkern.fuse.graph import Node
 from pbkern.fuse.indexing.gather_hoisting import HoistGathers
 from pbkern.fuse.indexing.gather_to_select import GathersToSelects
@@ -137,7 +138,7 @@ FUSE_PASSES = (
         "write out loops",
         UnrollLoops(),
         "short loops fuse with what is around them",
-        when=lambda options: options.unrolls,
+        when=attrgetter("joins"),
     ),
     Pass(
         "walk counters",
@@ -182,6 +183,12 @@ FUSE_PASSES = (
     ),
     SPLIT_REDUCTIONS,
     Pass(
+        "fuse neighbours",
+        FuseNeighbours(),
+        "what stands beside hand-written kernels is computed on their blocks",
+        when=attrgetter("joins"),
+    ),
+    Pass(
         "operands as equations",
         _of_jaxpr(operands_as_equations),
         "literals are values that groups can read; last",
@@ -217,13 +224,14 @@ def plan(
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     results, strict = closed.out_avals, bool(getattr(options, "strict_target", False))
-    wanted = FuseOptions.of(options, machine)
+    wanted = FuseOptions.of(options, machine, supports)
     simple = run_passes("jaxpr", FUSE_PASSES, closed, wanted, of=name, failed=passed_over(name))
     with steps_memoised(), searches_memoised(), chunks_allowed(wanted.fast):
         pairs = donated_pairs(simple.jaxpr, donated)
         parts = partition(simple, machine, supports, options, name, pairs)
         run_passes("partition", WHOLE_PASSES, parts, options, of=name)
         apply(parts.groups(), choices, machine)
+    parts.edges[:0] = wanted.edges
     use_donated(parts.nodes, simple.jaxpr, donated)
     with during(rounded_products, shared_products(simple.jaxpr) if wanted.fast else frozenset()):
         segments = make_segments(name, simple, parts.nodes, params_for)

@@ -193,7 +193,11 @@ def test_a_failure_of_code_generation_is_traced_to_its_kernel(tmp_path, monkeypa
         return stock(module, passes)
 
     monkeypatch.setattr(mlir, "run_passes", run_passes)
-    fine, culprit = make(colliding, name="fine"), make(doubling, name="culprit")
+    apart = pbkern.cpu.CompilerParams(num_threads=1)
+    fine, culprit = (
+        make(colliding, name="fine"),
+        make(doubling, name="culprit", compiler_params=apart),
+    )
     with (
         config.override(dump=tmp_path, cache=False),
         pytest.raises(ValueError, match="a pass failed") as raised,

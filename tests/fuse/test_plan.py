@@ -295,7 +295,9 @@ def test_scan_slices_of_alternating_steps():
     check(f, rand(5, 70, 80))
 
 
-def test_hand_written_kernels_are_launched_as_they_are():
+@pytest.mark.parametrize(("apart", "kernels"), [(True, 3), (False, 1)])
+def test_hand_written_kernels_are_launched(apart, kernels):
+    """As they are, where nothing may be fused with them."""
     import pbkern
     from pbkern.dsl.call import call_kernel
 
@@ -308,9 +310,10 @@ def test_hand_written_kernels_are_launched_as_they_are():
 
     kernel = twice.trace(kind)
     closed = jax.make_jaxpr(lambda x: jnp.tanh(call_kernel(kernel, x + 1)[0]))(X)
-    plan = planned(jax.extend.core.jaxpr_as_fun(closed), X)
-    assert kernel in plan.kernels()
-    assert len(plan.kernels()) == 3
+    function = jax.extend.core.jaxpr_as_fun(closed)
+    plan = planned(function, X, disable_affine_fusion=apart)
+    assert (kernel in plan.kernels()) == apart
+    assert len(plan.kernels()) == kernels
     (got,) = plan.evaluate([X], run_program)
     np.testing.assert_allclose(got, np.tanh(2 * (np.asarray(X) + 1)), rtol=1e-5)
 

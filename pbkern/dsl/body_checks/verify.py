@@ -38,7 +38,7 @@ def verify_blocks(kernel: Kernel) -> None:
                 why=f"shape {scratch.shape}",
             )
     _verify_aliases(kernel)
-    _verify_semantics(kernel)
+    _verify_params(kernel)
     if kernel.finish is not None:
         _verify_finish(kernel, kernel.finish)
 
@@ -214,7 +214,7 @@ def _verify_aliases(kernel: Kernel) -> None:
             )
 
 
-def _verify_semantics(kernel: Kernel) -> None:
+def _verify_params(kernel: Kernel) -> None:
     for target, params in kernel.compiler_params.items():
         semantics = getattr(params, "dimension_semantics", None)
         if semantics is not None and len(semantics) != len(kernel.grid):
@@ -223,6 +223,15 @@ def _verify_semantics(kernel: Kernel) -> None:
                 at=kernel.defined_at,
                 why=f"dimension_semantics={tuple(semantics)}, grid={kernel.grid}",
                 hint="one entry per grid dimension",
+            )
+        allowed = getattr(params, "allow_input_fusion", None)
+        counts = len(kernel.inputs), len(kernel.inputs) - kernel.num_scalar_prefetch
+        if allowed is not None and len(allowed) not in counts:
+            raise KernelError(
+                f"allow_input_fusion of kernel `{kernel.name}` for `{target}` does not fit the operands",
+                at=kernel.defined_at,
+                why=f"allow_input_fusion={tuple(allowed)}, {counts[0]} operands",
+                hint="one entry per operand; prefetched ones may be left out",
             )
 
 

@@ -29,7 +29,7 @@ from pbkern.core.jaxprs import retrace_into, rules_kept
 from pbkern.dsl.body_rewrites.derivative_refusals import refuse, refuse_order, refuse_views
 from pbkern.dsl.body_rewrites.pure_program import pure_program
 from pbkern.dsl.interpret import parallel_dims
-from pbkern.dsl.kernel import ArrayType, BlockMapping, Kernel, Scratch
+from pbkern.dsl.kernel import ArrayType, BlockMapping, Kernel, Scratch, with_input_fusion
 from pbkern.dsl.primitives import atomics, grid
 from pbkern.dsl.specs import block_mapping
 from pbkern.dsl.trace import body_dtypes, needs_x64, trace_kernel
@@ -302,7 +302,7 @@ class _Derivative:
             aliases=sorted(aliases),
             compiler_params={
                 target: atomics.ordered(params, apart)
-                for target, params in source.compiler_params.items()
+                for target, params in with_input_fusion(source.compiler_params, ()).items()
             },
             name=f"{source.name}_backward",
             num_scalar_prefetch=source.num_scalar_prefetch,

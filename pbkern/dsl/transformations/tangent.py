@@ -18,7 +18,7 @@ from jax.interpreters import ad
 from pbkern import _jax
 from pbkern.core.jaxprs import equations, retrace_into, rules_kept
 from pbkern.dsl.body_rewrites.pure_program import REPORTS
-from pbkern.dsl.kernel import BlockMapping, Kernel
+from pbkern.dsl.kernel import BlockMapping, Kernel, input_fusion, with_input_fusion
 from pbkern.dsl.primitives import grid
 from pbkern.dsl.trace import canonical_body, with_both_bodies
 
@@ -55,6 +55,7 @@ def tangent_kernel(kernel: Kernel, active: tuple[bool, ...]) -> Kernel:
     scratch_tangents = [
         buf for buf, has in zip(kernel.scratch, with_tangent[len(mappings) :]) if has
     ]
+    allowed = input_fusion(kernel)
     tangent = dataclasses.replace(
         kernel,
         name=f"{kernel.name}_tangent",
@@ -62,6 +63,10 @@ def tangent_kernel(kernel: Kernel, active: tuple[bool, ...]) -> Kernel:
         outputs=(*(kernel.outputs[n] for n in stored), *tangents_out),
         scratch=(*kernel.scratch, *scratch_tangents),
         aliases=_aliases(kernel, active, stored),
+        compiler_params=with_input_fusion(
+            kernel.compiler_params,
+            [*allowed, *(flag for flag, has in zip(allowed, active) if has)],
+        ),
         with_rules=None,
     )
 

@@ -111,6 +111,9 @@ def import_call(
     aliases = tuple(sorted(tuple(pair) for pair in input_output_aliases))
     params = cpu_params(compiler_params, grid, vmapped, uses_atomics(jaxpr), at, target)
     cores = [axis for axis, word in enumerate(_semantics(params) or ()) if word == "parallel"]
+    if dynamic and params and (allowed := params["cpu"].allow_input_fusion) is not None:
+        flags = (*allowed, *(True for _ in dynamic))
+        params = params | {"cpu": params["cpu"].replace(allow_input_fusion=flags)}
     params, held = _held(jaxpr, params, operands, grid_mapping, aliases)
     scratch = tuple(allocation(aval) for aval in grid_mapping.scratch_avals)
     memory = (*held.scratch(outputs), *scratch)
@@ -136,6 +139,7 @@ def import_call(
             (axis, len(inputs) - len(dynamic) + k) for k, axis in enumerate(dynamic)
         ),
         defined_at=at,
+        origin="Pallas",
     )
     slices = _slice_sizes(grid_mapping, grid, prefetch, len(dynamic))
 

@@ -44,8 +44,8 @@ TPU = (
     ),
     Field(
         "allow_input_fusion",
-        HINT,
-        "A pallas_call is compiled by itself here: nothing is fused into its operands.",
+        USED,
+        "Which operands may be computed in the kernel, where a function of pbkern.jit calls it.",
     ),
     Field("vmem_limit_bytes", HINT, "Scratch is ordinary memory; there is no limit to raise."),
     Field(
@@ -178,6 +178,7 @@ def cpu_params(
             if semantics is None or ordered
             else _semantics(semantics, grid, vmapped, at),
             max_concurrent_steps=max(int(given.get("max_concurrent_steps", 1)), 1),
+            allow_input_fusion=given.get("allow_input_fusion"),
         )
     }
 

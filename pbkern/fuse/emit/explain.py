@@ -170,9 +170,14 @@ def _edge(edge: Edge) -> str:
     )
     saved = f"{'saves' if edge.fused else 'would save'} {edge.bytes_saved / 1e6:.2f} MB"
     return (
-        f"{verdict}: {edge.producer.primitive.name} at "
+        f"{verdict}: {_name(edge.producer)} at "
         f"{user_line(edge.producer) or 'unknown line'}: {edge.why}; {saved}{price}"
     )
+
+
+def _name(eqn) -> str:
+    kernel = eqn.params.get("kernel")
+    return eqn.primitive.name if kernel is None else f"kernel `{kernel.name}`"
 
 
 def report(name: str, node: Node, options: FuseOptions) -> KernelReport:

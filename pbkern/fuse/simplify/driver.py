@@ -159,7 +159,7 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
         if eqn.primitive.name == "cond" and isinstance(operands[0], (np.ndarray, np.generic)):
             branches = eqn.params["branches"]
             taken = branches[int(np.clip(operands[0], 0, len(branches) - 1))]
-            return _keep_types(_run(taken, operands[1:], rewrites), eqn.outvars)
+            return keep_types(_run(taken, operands[1:], rewrites), eqn.outvars)
         params = _unsharded(_simplify_inner(eqn, rewrites))
         key = _key(eqn, operands, params)
         if key is not None and key in seen:
@@ -204,7 +204,7 @@ def _simplify_inner(eqn, rewrites: dict) -> dict:
         if isinstance(value, jex.ClosedJaxpr):
             avals = [var.aval for var in value.jaxpr.invars]
             traced = jax.make_jaxpr(
-                lambda *args: _keep_types(_run(value, args, rewrites), value.jaxpr.outvars)
+                lambda *args: keep_types(_run(value, args, rewrites), value.jaxpr.outvars)
             )(*avals)
             return drop_dead(traced)
         return tuple(map(inner, value)) if isinstance(value, tuple) and value else value
@@ -212,7 +212,7 @@ def _simplify_inner(eqn, rewrites: dict) -> dict:
     return {key: inner(param) for key, param in eqn.params.items()}
 
 
-def _keep_types(results, atoms) -> list:
+def keep_types(results, atoms) -> list:
     """Keeps weak types of a control-flow body's results: they belong to the equation's type."""
     typed = []
     for result, atom in zip(results, atoms):

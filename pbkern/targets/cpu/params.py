@@ -29,9 +29,9 @@ class CompilerParams(CheckedParams):
         The CPU has no asynchronous copies; it prefetches the blocks of the next
         max_concurrent_steps - 1 steps. Default 1: none.
       allow_input_fusion: per operand, whether a producer outside may be computed in this kernel in
-        place of being read. A permission, not an order, and one that this target does not use yet:
-        producers of hand-written kernels run as kernels of their own. None, the default: permitted
-        for all.
+        place of being read, where a function of pbkern.jit calls it. A permission, not an order:
+        what is read by many programs is computed once, outside, if that costs less. None, the
+        default: permitted for all. Operands that are prefetched may be left out.
 
     Examples:
       >>> params = pbkern.cpu.CompilerParams(dimension_semantics=("parallel",), num_threads=2)
