@@ -17,8 +17,6 @@ import functools
 from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.interpreters import ad, mlir
 
 from pbkern import _jax, config
@@ -27,11 +25,9 @@ from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks
 from pbkern.dsl.call import kernel_p
-from pbkern.dsl.primitives.prng_keys import is_key
 from pbkern.dsl.transformations.refusals import derivative_error
 from pbkern.dsl.transformations.rules import kernel_tangents
-from pbkern.frontends.pallas.bitcasts import width
-from pbkern.frontends.pallas.call import import_call
+from pbkern.frontends.pallas.call import held_like, import_call
 from pbkern.frontends.pallas.mesh import call_params
 from pbkern.frontends.pallas.narrow_floats import is_narrow_float
 from pbkern.frontends.pallas.transposed_operands import in_place
@@ -156,7 +152,7 @@ def _jvp(stock: Callable, primals, tangents, *, interpret, **params):
                 f"{array.dtype} has too few digits: the kernel holds it as {type_.dtype}",
                 "operands and results of 16 or more bits",
             )
-    held = [_held(primals[n], type_.dtype) for n, type_ in zip(imported.operands, types)]
+    held = [held_like(primals[n], type_.dtype) for n, type_ in zip(imported.operands, types)]
     return results, kernel_tangents(kernel_p, kernel, held, moved)
 
 
@@ -177,7 +173,7 @@ def _native(ctx, nodes, params: dict):
             if operand in views
         }
         held = [
-            _held(places.get(operand, operands[operand]), type_.dtype)
+            held_like(places.get(operand, operands[operand]), type_.dtype)
             for operand, type_ in zip(imported.operands, kernel.in_types)
         ]
         if _prints(kernel.body.jaxpr):  # the CPU's alone
@@ -191,7 +187,7 @@ def _native(ctx, nodes, params: dict):
         else:
             returned = target.call(compiled, *held)
         checked = checks.after([kernel], returned)
-        return [_held(x, aval.dtype) for x, aval in zip(checked, ctx.avals_out)]
+        return [held_like(x, aval.dtype) for x, aval in zip(checked, ctx.avals_out)]
 
     sources = {
         i: jax.core.ShapedArray(tuple(view.source.type.shape), ctx.avals_in[i].dtype)
@@ -207,23 +203,3 @@ def _prints(jaxpr) -> bool:
         eqn.primitive.name == "debug_print" or any(_prints(j.jaxpr) for j in inner_jaxprs(eqn))
         for eqn in jaxpr.eqns
     )
-
-
-def _held(x, dtype):
-    """x as the other side holds it: narrow floats and packed integers a byte each, keys words in the kernel."""
-    if x.dtype == dtype:
-        return x
-    if is_key(x.dtype):
-        return jax.random.key_data(x)
-    if is_key(dtype):
-        return jax.random.wrap_key_data(x, impl=_jax.key_implementation(dtype).name)
-    if is_narrow_float(x.dtype):
-        return jax.lax.bitcast_convert_type(x, _bits_of(x.dtype)).astype(dtype)
-    if is_narrow_float(dtype):
-        return jax.lax.bitcast_convert_type(x.astype(_bits_of(dtype)), dtype)
-    return x.astype(dtype)
-
-
-def _bits_of(dtype) -> np.dtype:
-    """The unsigned integer of as many bits as a narrow float."""
-    return np.dtype(jnp.uint4 if width(dtype) == 4 else np.uint8)

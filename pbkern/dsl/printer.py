@@ -11,7 +11,7 @@ import itertools
 import linecache
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jax.extend import core as jex
@@ -21,6 +21,7 @@ from pbkern.core.errors import KernelError
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs, literal_value, live_equations, same, selector
 from pbkern.dsl.primitives.ref_access import Point, Range, is_ref_access, is_whole, ref_access
+from pbkern.dsl.text import named_sizes
 from pbkern.dsl.text.spelling import (
     Spelled,
     SpellingScope,
@@ -31,6 +32,7 @@ from pbkern.dsl.text.spelling import (
     typed_literal,
 )
 
+from .call import kernel_p
 from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Squeezed, print_as_source
 from .trace import KernelFunction, body_dtypes, needs_x64
 
@@ -49,21 +51,39 @@ def source(kernel: Kernel) -> str:
       >>> "out0[...] = b" in pbkern.source(traced)
       True
     """
-    imports: set[str] = set()
-    lines = _definition(kernel.finish, imports) if kernel.finish else []
-    lines += _definition(kernel, imports)
-    return "\n".join(
-        [IMPORTS + "".join(f"import {module}\n" for module in sorted(imports)), *lines]
-    )
+    return joined_source([kernel])
 
 
 print_as_source.append(source)
 
 
+def joined_source(kernels: Sequence[Kernel], rest: Callable[[set[str]], str] | None = None) -> str:
+    """Source of several kernels as one module.
+
+    Args:
+      kernels: of different names.
+      rest: adds to the module's imports, and returns what stands behind the kernels.
+    """
+    imports: set[str] = set()
+
+    def text(kernel: Kernel) -> str:
+        stages = filter(None, (kernel.finish, kernel))
+        return "\n".join(line for stage in stages for line in _definition(stage, imports))
+
+    parts = []
+    for kernel in kernels:
+        prefix = f"{kernel.name.upper()}_" if len(kernels) > 1 else ""
+        parts += named_sizes.constants_and_text(kernel, text, prefix)
+    parts += [rest(imports)] if rest else []
+    return "\n".join(
+        [IMPORTS + "".join(f"import {module}\n" for module in sorted(imports)), *parts]
+    )
+
+
 def _definition(kernel: Kernel, imports: set[str]) -> list[str]:
     """Lines of one stage; adds to `imports` what they need."""
     refs = _ref_names(kernel)
-    printer = _Printer(reserved={*refs, kernel.name}, x64=_x64(kernel))
+    printer = JaxprPrinter(reserved={*refs, kernel.name}, x64=_x64(kernel))
     index_maps: list[str] = []
     options: list[tuple[str, str | list[str]]] = [
         ("grid", spell_param(kernel.grid, printer.imports))
@@ -77,7 +97,12 @@ def _definition(kernel: Kernel, imports: set[str]) -> list[str]:
         ("in_specs", specs[kernel.num_scalar_prefetch : len(kernel.inputs)]),
         ("out_specs", specs[len(kernel.inputs) :]),
         ("in_types", [_struct(type_) for type_ in kernel.in_types]),
-        ("out_shape", [_struct(output.array) for output in kernel.outputs]),
+        (
+            "out_shape",
+            _struct(kernel.outputs[0].array)
+            if len(kernel.outputs) == 1
+            else [_struct(output.array) for output in kernel.outputs],
+        ),
         *_other_options(kernel, printer),
     ]
     body = printer.function(
@@ -157,7 +182,7 @@ def _block_dtypes(kernel: Kernel) -> list[np.dtype]:
     ]
 
 
-def _compiler_params(params: dict, printer: _Printer) -> str:
+def _compiler_params(params: dict, printer: JaxprPrinter) -> str:
     """Prints parameters as short as `kernel` accepts: parameters that know their target need no dictionary."""
     if all(getattr(param, "target_name", None) == target for target, param in params.items()):
         only = tuple(params.values())
@@ -165,7 +190,7 @@ def _compiler_params(params: dict, printer: _Printer) -> str:
     return spell_param(params, printer.imports)
 
 
-def _other_options(kernel: Kernel, printer: _Printer) -> Iterator[tuple[str, str | list[str]]]:
+def _other_options(kernel: Kernel, printer: JaxprPrinter) -> Iterator[tuple[str, str | list[str]]]:
     if kernel.scratch:
         yield (
             "scratch_shapes",
@@ -221,7 +246,7 @@ def _ref_names(kernel: Kernel) -> list[str]:
     return plain if len(set(names)) < len(names) or taken & set(names) else names
 
 
-def _spec(mapping: BlockMapping, name: str, printer: _Printer) -> tuple[str, list[str]]:
+def _spec(mapping: BlockMapping, name: str, printer: JaxprPrinter) -> tuple[str, list[str]]:
     """(BlockSpec source, lines of a function for an index map that is no single expression)."""
     jaxpr = mapping.index_map.jaxpr
     zero = all(isinstance(var, jex.Literal) and literal_value(var) == 0 for var in jaxpr.outvars)
@@ -240,7 +265,7 @@ def _spec(mapping: BlockMapping, name: str, printer: _Printer) -> tuple[str, lis
     inline = _inline(jaxpr, indices, printer)
     if inline is not None:
         return f"pbkern.BlockSpec({shape}, lambda {', '.join(indices)}: {inline}{space})", []
-    local = _Printer(printer.reserved | set(indices), x64=False)
+    local = JaxprPrinter(printer.reserved | set(indices), x64=False)
     lines = local.function(name, indices, jaxpr, dict(zip(jaxpr.invars, indices)), result=_indices)
     return f"pbkern.BlockSpec({shape}, {name}{space})", [*lines, ""]
 
@@ -249,15 +274,13 @@ def _dim(dim) -> str:
     match dim:
         case Squeezed():
             return "None"
-        case Element(size, (0, 0)):
-            return f"pbkern.Element({size})"
         case Element(size, padding):
             return f"pbkern.Element({size}, padding={padding!r})"
         case _:
             return str(dim.size)
 
 
-def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: _Printer) -> str | None:
+def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: JaxprPrinter) -> str | None:
     """An index map as one expression, or None if a value is used twice or is no expression."""
     uses = Counter(
         var for equation in jaxpr.eqns for var in equation.invars if isinstance(var, jex.Var)
@@ -308,7 +331,7 @@ def _results(atoms: Sequence, scope: SpellingScope) -> str:
     return ", ".join(map(scope.text, atoms))
 
 
-class _Printer:
+class JaxprPrinter:
     """Prints jaxprs as functions; all names are unique, so that inner functions may use outer ones."""
 
     def __init__(self, reserved: set[str], x64: bool):
@@ -358,6 +381,9 @@ class _Printer:
             return self.scan(eqn)
         if is_ref_access(eqn):
             return self.access(eqn, used)
+        if eqn.primitive is kernel_p:
+            call = f"{eqn.params['kernel'].name}({', '.join(self.scope.operands(eqn))})"
+            return self.assign(eqn.outvars, call, False)
         return self.assign(eqn.outvars, spell(self.scope, eqn).text, eqn.primitive.multiple_results)
 
     def name(self, var) -> str:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
@@ -36,6 +37,7 @@ from pbkern.dsl.kernel import (
 )
 from pbkern.dsl.primitives import grid as primitives
 from pbkern.dsl.primitives import prng_keys
+from pbkern.dsl.primitives.prng_keys import is_key
 from pbkern.dsl.specs import BlockSpec, block_mapping, canonical_index_map
 from pbkern.dsl.trace import canonical_body, identifier, limits_of
 
@@ -43,7 +45,9 @@ from . import (
     dma,  # noqa: F401  (pallas_dma registers its rules)
     prng_state,
 )
+from .bitcasts import width
 from .body import ATOMICS, Importer, allocation, held_as, scoped_allocations, uses_atomics
+from .narrow_floats import is_narrow_float
 from .params import backend_of, cpu_params, nvidia_params
 
 
@@ -479,3 +483,23 @@ def _index_map(
 
     with jax.enable_x64(True):
         return canonical_index_map(jax.make_jaxpr(run)(*types), grid)
+
+
+def held_like(x, dtype):
+    """x as the other side holds it: narrow floats and packed integers a byte each, keys words in the kernel."""
+    if x.dtype == dtype:
+        return x
+    if is_key(x.dtype):
+        return jax.random.key_data(x)
+    if is_key(dtype):
+        return jax.random.wrap_key_data(x, impl=_jax.key_implementation(dtype).name)
+    if is_narrow_float(x.dtype):
+        return jax.lax.bitcast_convert_type(x, _bits_of(x.dtype)).astype(dtype)
+    if is_narrow_float(dtype):
+        return jax.lax.bitcast_convert_type(x.astype(_bits_of(dtype)), dtype)
+    return x.astype(dtype)
+
+
+def _bits_of(dtype) -> np.dtype:
+    """The unsigned integer of as many bits as a narrow float."""
+    return np.dtype(jnp.uint4 if width(dtype) == 4 else np.uint8)
