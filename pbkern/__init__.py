@@ -10,6 +10,7 @@ from pbkern import amdgpu, config, cpu, device_helpers, errors, nvgpu, options, 
 from pbkern.aot.decorator import polyblocks_aot_jax
 from pbkern.aot.frameworks import polyblocks_aot_tf, polyblocks_aot_torch
 from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
+from pbkern.api.editing.adopt import adopt
 from pbkern.api.editing.eject import eject
 from pbkern.api.simulation import Simulation, simulate
 from pbkern.api.stablehlo_functions import from_stablehlo
@@ -73,6 +74,7 @@ __all__ = [
     "Scratch",
     "Simulation",
     "Squeezed",
+    "adopt",
     "amdgpu",
     "atomic_add",
     "atomic_and",

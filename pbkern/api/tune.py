@@ -20,17 +20,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pbkern import _jax, fuse
 from pbkern.core.errors import OptionError, PbkernError
 from pbkern.core.options import CompileOptions
-from pbkern.dsl.kernel import ArrayType
 from pbkern.targets import get_target
 
 from . import decorators, pipeline, tuned_choices
-from .measure import kernel_call, least_seconds, random_operands
+from .measure import agree, drawn, kernel_call, least_seconds, random_operands
 
 if TYPE_CHECKING:
     from pbkern.fuse import Choice
@@ -134,7 +132,7 @@ def tune(function: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) ->
         )
     begin = time.monotonic()
     jitted: Any = function if hasattr(function, "explain") else decorators.jit(function)
-    args, kwargs = _arrays((args, kwargs))
+    args, kwargs = drawn((args, kwargs))
     jaxpr, name, options = jitted.call_of(*args, **kwargs)
     with tuned_choices.trial(()):
         groups = pipeline.current_plan(jaxpr, name, options).groups()
@@ -148,17 +146,6 @@ def tune(function: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) ->
     result = Tuning(name, tuple(tuned), before, after, gains, time.monotonic() - begin)
     print(result)
     return result
-
-
-def _arrays(tree: Any) -> Any:
-    """Random arrays in place of types."""
-
-    def one(leaf):
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
-            return leaf
-        return random_operands([ArrayType(leaf.shape, np.dtype(leaf.dtype))])[0]
-
-    return jax.tree.map(one, tree)
 
 
 # --- kernels
@@ -274,24 +261,6 @@ def compared(
     parts = [least_seconds(calls, seconds / COMPARISON_PARTS) for _ in range(COMPARISON_PARTS)]
     faster = [all(part[n] <= gain * part[0] for part in parts) for n in range(len(calls))]
     return [min(times) for times in zip(*parts)], faster
-
-
-def agree(got, want) -> bool:
-    """Whether two results differ by rounding at most: other blocks sum in another order."""
-    got, want = np.asarray(got), np.asarray(want)
-    if not jnp.issubdtype(want.dtype, jnp.inexact):
-        return bool(np.array_equal(got, want))
-    tolerance = float(jnp.finfo(want.dtype).eps) ** 0.5
-    got, want = (
-        array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
-        for array in (got, want)
-    )
-    finite = np.abs(want[np.isfinite(want)])
-    return bool(
-        np.allclose(
-            got, want, rtol=tolerance, atol=tolerance * finite.max(initial=0.0), equal_nan=True
-        )
-    )
 
 
 # --- the whole function

@@ -17,7 +17,6 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.api import decorators
 from pbkern.core.errors import ArgumentError
 from pbkern.core.jaxprs import equations, retrace
 from pbkern.dsl.call import kernel_p
@@ -39,7 +38,7 @@ def eject(function: Any, *args: Any, path: str | os.PathLike | None = None, **kw
     takes the kernels back into the function.
 
     Args:
-      function: a function decorated with pbkern.jit, or a plain one.
+      function: a function decorated with pbkern.jit.
       *args: its arguments, or types in place of arrays.
       path: a file that is written; None: none.
       **kwargs: its named arguments, in the same way.
@@ -51,8 +50,7 @@ def eject(function: Any, *args: Any, path: str | os.PathLike | None = None, **kw
       >>> "@pbkern.kernel" in text and "def kernel_lambda(" in text
       True
     """
-    jitted: Any = function if hasattr(function, "explain") else decorators.jit(function)
-    host = host_function(jitted, args, kwargs)
+    host = host_function(function, args, kwargs)
     closed = host.jaxpr
     if sum(np.asarray(const).nbytes for const in closed.consts) > LARGEST_CONSTANTS:
         raise ArgumentError(

@@ -11,6 +11,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.api.pipeline import current_plan
+from pbkern.core.errors import ArgumentError
 from pbkern.core.jaxprs import called_jaxpr, evaluate, retrace
 from pbkern.dsl.call import kernel_p
 from pbkern.dsl.kernel import Kernel
@@ -47,6 +48,10 @@ class HostOperations:
             closed.jaxpr, closed.consts, leaves, inline_calls=False, bind=_bind_with(call)
         )
 
+    def run_as_defined(self, leaves: list) -> list:
+        """Results' arrays by the function's definition, with its own derivatives; traceable."""
+        return jex.jaxpr_as_fun(self.traced.jaxpr)(*leaves)
+
     @property
     def jaxpr(self) -> jex.ClosedJaxpr:
         """The function as equations, canonical ones, of which some call kernels."""
@@ -56,7 +61,11 @@ class HostOperations:
 
 
 def host_function(function: Any, args: tuple, kwargs: dict) -> HostOperations:
-    """Plans a decorated function for arguments like these."""
+    """Plans a decorated function for arguments like these. Raises ArgumentError for others."""
+    if not hasattr(function, "with_kernels"):
+        raise ArgumentError(
+            "only a decorated function has kernels", why=f"given {function!r}", hint="pbkern.jit(f)"
+        )
     traced = function.trace(*args, **kwargs)
     kernels = {kernel.name: kernel for kernel in function.kernels(*args, **kwargs)}
     leaves = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.jaxpr.in_avals]

@@ -18,8 +18,8 @@ from pbkern.dsl.kernel import BlockSize, BlockSizes, Kernel
 
 # An integer that is no part of a name or of a number with a point.
 INTEGER = re.compile(r"(?<![\w.])\d+(?![\w.])")
-# Other sizes of which each constant is tried; two decide an expression, and the last checks it.
-OTHER_SIZES = 3
+# Other sizes of which each constant is tried; two decide an expression, the others check it.
+OTHER_SIZES = 4
 # Characters behind which an expression needs no brackets.
 OPEN = "([{,:="
 # Characters in front of which an expression needs no brackets.
@@ -98,7 +98,7 @@ def constants_and_text(
 def _others(size: BlockSize) -> Iterator[int]:
     """Sizes near one that leave several blocks, those first that are likely to suit."""
     at = size.size
-    candidates = [2 * at, at // 2, 3 * at, at // 4, at + 1, at - 1, 4 * at]
+    candidates = [2 * at, at // 2, at + 1, at - 1, 3 * at, at // 4, 4 * at]
     return (other for other in dict.fromkeys(candidates) if 1 < other < size.extent)
 
 
