@@ -23,6 +23,8 @@ from pbkern.targets import get_target
 
 # Fewest timed calls of each function, however few seconds there are. Source: not recorded.
 MIN_CALLS = 3
+# Parts of a comparison; a choice must be faster in each. Source: not recorded.
+COMPARISON_PARTS = 2
 
 
 def random_operands(types: Sequence[ArrayType], seed: int = 0) -> list[jax.Array]:
@@ -73,6 +75,19 @@ def least_seconds(calls: Sequence[Callable[[], Any]], seconds: float) -> list[fl
             best[n] = min(best[n], time.perf_counter() - start)
         rounds += 1
     return best
+
+
+def compared(
+    calls: Sequence[Callable[[], Any]], seconds: float, gain: float
+) -> tuple[list[float], list[bool]]:
+    """(least time of each, whether it takes at most `gain` times the first's), of alternating calls for about `seconds`.
+
+    Measured in COMPARISON_PARTS parts: what is faster must be so in each, or other work on the
+    machine decides.
+    """
+    parts = [least_seconds(calls, seconds / COMPARISON_PARTS) for _ in range(COMPARISON_PARTS)]
+    faster = [all(part[n] <= gain * part[0] for part in parts) for n in range(len(calls))]
+    return [min(times) for times in zip(*parts)], faster
 
 
 def kernel_seconds(kernel: Kernel, options: CompileOptions, seconds: float = 0.2) -> float:

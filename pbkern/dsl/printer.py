@@ -113,18 +113,26 @@ def _definition(kernel: Kernel, imports: set[str]) -> list[str]:
     return [*index_maps, *decorator, *body, ""]
 
 
-def rebuild(text: str) -> Kernel:
+def rebuild(text: str, **constants: int) -> Kernel:
     """Runs DSL source and traces the (last) kernel that it defines. It must give in_types.
 
     Args:
       text: as `source` writes it, edited or not. It is run as a program of its own.
-    Raises KernelError where it defines no kernel with in_types, and what running it raises.
+      **constants: other values of constants of the text, such as ROWS.
+    Returns a Kernel, which can be called. Raises KernelError where the text defines no kernel with
+    in_types or no such constant, and what running it raises.
 
     Examples:
       >>> (traced,) = pbkern.jit(lambda x: x * 2).kernels(jax.ShapeDtypeStruct((8,), "float32"))
       >>> pbkern.rebuild(traced.source()).content == traced.content
       True
     """
+    for name, value in constants.items():
+        text, count = re.subn(rf"^{name} = .*$", f"{name} = {value!r}", text, flags=re.MULTILINE)
+        if not count:
+            raise KernelError(
+                f"the source has no constant `{name}`", hint="a line such as ROWS = 64"
+            )
     filename = f"<pbkern kernel {abs(hash(text)):x}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     namespace: dict = {"__name__": "pbkern_rebuilt"}
