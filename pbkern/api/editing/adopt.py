@@ -53,7 +53,7 @@ def adopt(function: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
       >>> f = pbkern.jit(lambda x: jnp.exp(x).sum(1))
       >>> x = jnp.ones((64, 32))
       >>> with tempfile.TemporaryDirectory() as folder:
-      ...     path = pathlib.Path(folder) / "kernels.py"
+      ...     path = pathlib.Path(folder, "edited").with_suffix(".py")
       ...     text = pbkern.eject(f, x, path=path)
       ...     adopted = pbkern.adopt(f, path)
       >>> bool(jnp.allclose(adopted(x), f(x)))

@@ -45,11 +45,11 @@ MODELLED = 3
 # Candidates that the model prices, of a random choice: making a kernel takes a part of a compilation.
 MOST_PRICED = 48
 # Candidates that are measured again beside the default.
-FINALISTS = 4
+MEASURED_AGAIN = 4
 # The part of the budget for trying candidates; the rest is for the finalists.
 SEARCH_SHARE = 0.75
 # The part of the budget in which one candidate is measured.
-CANDIDATE_SHARE = 0.01
+MEASURED_SHARE = 0.01
 # Seconds in which one candidate is measured at most, however large the budget is.
 MOST_CANDIDATE_SECONDS = 0.1
 # A candidate whose first calls take so many times as long as the best is measured no further.
@@ -140,13 +140,13 @@ def _struct(type_) -> jax.ShapeDtypeStruct:
 
 @dataclass(frozen=True)
 class Making:
-    """How points become kernels.
+    """The function that makes a kernel of parameters, and which of them are fields of CompilerParams.
 
     Attributes:
       maker: keyword arguments -> kernel, or a kernel.
       defaults: values that the maker has for parameters of the space; None: its own, whatever it is.
       fields: parameters of the space that are fields of the target's CompilerParams.
-      made: kernels by the maker's arguments: those that differ in fields alone are traced once.
+      traced: kernels by the maker's arguments: those that differ in fields alone are traced once.
     """
 
     maker: Any
@@ -154,7 +154,7 @@ class Making:
     defaults: Mapping[str, Any]
     fields: frozenset[str]
     options: CompileOptions
-    made: dict[str, Any] = field(default_factory=dict, compare=False)
+    traced: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, maker: Any, space: Mapping[str, Sequence]) -> Making:
@@ -195,20 +195,20 @@ class Making:
             list(dict.fromkeys([base, *values] if base is None else values))
             for (name, base), values in zip(default, space.values())
         ]
-        others = (tuple(zip(space, chosen)) for chosen in itertools.product(*values))
-        return list(dict.fromkeys([default, *others]))
+        points = (tuple(zip(space, chosen)) for chosen in itertools.product(*values))
+        return list(dict.fromkeys([default, *points]))
 
     def kernel(self, point: Point, operands: Sequence | None) -> Any:
         """The kernel of a point, or what else the maker makes: a function of arrays."""
         given = [(name, value) for name, value in point if value is not None]
         arguments = {name: value for name, value in given if name not in self.fields}
-        kernel = self.made.get(repr(arguments))
+        kernel = self.traced.get(repr(arguments))
         if kernel is None:
             is_kernel = isinstance(self.maker, (Kernel, KernelFunction))
             kernel = self.maker if is_kernel else self.maker(**arguments)
             if isinstance(kernel, KernelFunction):
                 kernel = kernel.trace(*(operands or ()))
-            self.made[repr(arguments)] = kernel
+            self.traced[repr(arguments)] = kernel
         fields = {name: value for name, value in given if name in self.fields}
         if not fields:
             return kernel
@@ -240,7 +240,7 @@ def _params_class(options: CompileOptions) -> type:
 
 
 class _Memory:
-    """What searches found, on disk: by the default kernel, its shapes, and the machine."""
+    """Results of searches on disk, by the default kernel, its shapes, and the machine."""
 
     def __init__(self, making: Making, default: Any, operands: Sequence):
         target = get_target(making.options.target)
@@ -256,9 +256,9 @@ class _Memory:
         payload = self.store.get(KIND, self.key) if self.store is not None else None
         if payload is None:
             return None, False
-        kept = json.loads(payload)
+        earlier = json.loads(payload)
         named = {repr(point): point for point in points}
-        return named.get(kept["best"]), set(named) <= set(kept["tried"])
+        return named.get(earlier["best"]), set(named) <= set(earlier["tried"])
 
     def remember(self, best: Point, tried: Sequence[Point]) -> None:
         if self.store is not None:
@@ -312,8 +312,7 @@ class _Search:
     def order(self) -> Iterator[Point]:
         """The other points: the model's order, and a random one between."""
         costs = get_target(self.making.options.target).costs()
-        others = self.points[1:]
-        shuffled = random.Random(self.seed).sample(others, len(others))
+        shuffled = random.Random(self.seed).sample(self.points[1:], len(self.points) - 1)
 
         def price(point: Point) -> float:
             try:
@@ -347,7 +346,7 @@ class _Search:
                 self.report(point, why=f"output {number} {difference}")
                 return
         (first,) = least_seconds([run], 0.0)
-        pause = min(self.budget * CANDIDATE_SHARE, MOST_CANDIDATE_SECONDS)
+        pause = min(self.budget * MEASURED_SHARE, MOST_CANDIDATE_SECONDS)
         hopeless = self.times and first > HOPELESS * min(self.times.values())
         enough = hopeless or first * MIN_CALLS > pause
         self.times[point] = first if enough else min(first, *least_seconds([run], pause))
@@ -367,7 +366,7 @@ class _Search:
         """(best, seconds of the default, seconds of the best), of the fastest few and the default again."""
         base = self.points[0]
         fastest = sorted((p for p in self.times if p != base), key=self.times.__getitem__)
-        ranked = [base, *fastest[:FINALISTS]]
+        ranked = [base, *fastest[:MEASURED_AGAIN]]
         left = max(self.begin + self.budget - time.monotonic(), 0.0)
         seconds, faster = compared([self.calls[point] for point in ranked], left, GAIN)
         best = min((n for n in range(len(ranked)) if n == 0 or faster[n]), key=seconds.__getitem__)
