@@ -217,6 +217,9 @@ def test_pallas_calls_are_kernels_of_the_module():
 def test_what_cannot_be_written_is_said():
     with pytest.raises(ArgumentError, match="decorated function"):
         pbkern.eject(lambda x: x, X)
+    keyed = pbkern.jit(lambda key, x: x + jax.random.normal(key, x.shape))
+    with pytest.raises(ArgumentError, match="typed random keys"):
+        pbkern.eject(keyed, jax.random.key(0), X)
     large = np.arange(1 << 19)
     with pytest.raises(ArgumentError, match="too large"):
         pbkern.eject(pbkern.jit(lambda x: x + large.astype("f")), jnp.ones(1 << 19))
@@ -254,6 +257,28 @@ def test_adopted_kernels_are_called_and_keep_derivatives():
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
     batched = jax.vmap(adopted, (None, 0))(PARAMS, jnp.stack([X, 2 * X]))
     np.testing.assert_allclose(batched[1], expected(PARAMS, 2 * X), atol=1e-5)
+
+
+def test_kernels_of_loops_static_and_donated_arguments_and_wide_types_are_adopted():
+    looped = pbkern.jit(
+        lambda x: jax.lax.fori_loop(0, 50, lambda i, a: jnp.tanh(a @ a.T) @ a * 0.01 + i, x)
+    )
+    x = array(96, 96)
+    adopted = pbkern.adopt(looped, module_of(pbkern.eject(looped, x)), x)
+    np.testing.assert_allclose(adopted(x), looped(x), rtol=1e-4)
+    assert len(looped.kernels(x)) > 1
+
+    scaled = pbkern.jit(lambda x, n: x * n + 1, static_argnums=1, donate_argnums=0)
+    adopted = pbkern.adopt(scaled, module_of(pbkern.eject(scaled, x, 3)), x, 3)
+    np.testing.assert_allclose(
+        adopted(jnp.array(x), 3), np.asarray(x) * 3 + 1, rtol=1e-5, atol=1e-6
+    )
+
+    with jax.enable_x64(True):
+        wide = pbkern.jit(lambda x: jnp.cumsum(x * 2, 0))
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(100, 30)))
+        adopted = pbkern.adopt(wide, module_of(pbkern.eject(wide, x)), x)
+        np.testing.assert_allclose(adopted(x), np.cumsum(np.asarray(x) * 2, 0), rtol=1e-12)
 
 
 def test_a_rule_of_an_adopted_kernel_is_its_derivative():

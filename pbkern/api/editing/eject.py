@@ -21,6 +21,7 @@ from pbkern.core.errors import ArgumentError
 from pbkern.core.jaxprs import equations, retrace
 from pbkern.dsl.call import kernel_p
 from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.primitives.prng_keys import is_key
 from pbkern.dsl.trace import identifier
 
 from .host_function import call_kernel, host_function
@@ -34,8 +35,9 @@ LARGEST_CONSTANTS = 1 << 20
 def eject(function: Any, *args: Any, path: str | os.PathLike | None = None, **kwargs: Any) -> str:
     """Writes what a function runs as a Python module: its kernels, and a function that calls them.
 
-    Block sizes are constants of the module. Each kernel can be edited; `pbkern.adopt(f, module)`
-    takes the kernels back into the function.
+    Block sizes are constants of the module; so are static arguments, which its function does not
+    take. Each kernel can be edited; `pbkern.adopt(f, module)` takes the kernels back into the
+    function.
 
     Args:
       function: a function decorated with pbkern.jit.
@@ -51,6 +53,11 @@ def eject(function: Any, *args: Any, path: str | os.PathLike | None = None, **kw
       True
     """
     host = host_function(function, args, kwargs)
+    if any(is_key(leaf.dtype) for leaf in host.leaves):
+        raise ArgumentError(
+            f"`{host.name}` takes typed random keys, which a module's text cannot name",
+            hint="keys as words: jax.random.PRNGKey(0), jax.random.key_data(key)",
+        )
     closed = host.jaxpr
     if sum(np.asarray(const).nbytes for const in closed.consts) > LARGEST_CONSTANTS:
         raise ArgumentError(

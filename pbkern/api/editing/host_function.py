@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +35,11 @@ class HostOperations:
       traced: the function as jax.jit traces it.
       leaves: types of its arguments' arrays.
       kernels: fused kernels, by name.
+      target: name of the target that compiles them.
     """
 
     name: str
+    target: str
     traced: Any
     leaves: list
     kernels: dict[str, Kernel]
@@ -57,7 +60,7 @@ class HostOperations:
         """The function as equations, canonical ones, of which some call kernels."""
         with _jax.types_kept(self.traced.jaxpr):
             closed = jax.make_jaxpr(self.run)(self.leaves)
-            return retrace(closed, _import_pallas_calls)
+            return retrace(closed, functools.partial(_import_pallas_call, self.target))
 
 
 def host_function(function: Any, args: tuple, kwargs: dict) -> HostOperations:
@@ -69,7 +72,7 @@ def host_function(function: Any, args: tuple, kwargs: dict) -> HostOperations:
     traced = function.trace(*args, **kwargs)
     kernels = {kernel.name: kernel for kernel in function.kernels(*args, **kwargs)}
     leaves = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.jaxpr.in_avals]
-    return HostOperations(function.__name__, traced, leaves, kernels)
+    return HostOperations(function.__name__, function.options.target, traced, leaves, kernels)
 
 
 def _bind_with(call_of: CallKernel) -> Callable:
@@ -90,14 +93,14 @@ def _bind_with(call_of: CallKernel) -> Callable:
     return bind
 
 
-def _import_pallas_calls(eqn, *operands) -> list | None:
+def _import_pallas_call(target: str, eqn, *operands) -> list | None:
     """A Pallas call as a kernel of ours."""
     if eqn.primitive.name != PALLAS or eqn.params["interpret"]:
         return None
     from pbkern.frontends.pallas.call import held_like, import_call
 
     params = {key: param for key, param in eqn.params.items() if key != "interpret"}
-    imported = import_call(**params)
+    imported = import_call(**params, target=target)
     held = [
         held_like(operands[number], type_.dtype)
         for number, type_ in zip(imported.operands, imported.kernel.in_types)

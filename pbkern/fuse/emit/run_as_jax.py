@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pbkern.core.affine import Affine
@@ -136,9 +138,9 @@ class _BufferValues:
             return value.reshape(view.type.shape)
         flat = _flat(value, view)
         start = (_start(view.offset, counters),)
-        return lax.dynamic_slice(flat, start, (math.prod(view.type.shape),)).reshape(
-            view.type.shape
-        )
+        sizes = (math.prod(view.type.shape),)
+        taken = lax.dynamic_slice(flat, start, sizes, allow_negative_indices=False)
+        return taken.reshape(view.type.shape)
 
     def write(self, view: BufferView, value: jax.Array, counters: Counters) -> None:
         of_buffer = self.types[view.buffer]
@@ -147,7 +149,9 @@ class _BufferValues:
             return
         flat = _flat(self.value(view.buffer), view)
         start = (_start(view.offset, counters),)
-        flat = lax.dynamic_update_slice(flat, value.reshape(-1), start)
+        flat = lax.dynamic_update_slice(
+            flat, value.reshape(-1), start, allow_negative_indices=False
+        )
         if flat.dtype != of_buffer.dtype:
             flat = lax.complex(flat[::2], flat[1::2])
         self.values[view.buffer] = flat.reshape(of_buffer.shape)
@@ -186,7 +190,8 @@ def _flat(value: jax.Array, view: BufferView) -> jax.Array:
 
 
 def _start(offset: Affine, counters: Counters):
-    total = jnp.int32(offset.const)
+    total: Any = np.int32(offset.const) if offset.const or not offset.terms else None
     for counter, coefficient in offset.terms:
-        total = total + counters[str(counter)].astype(jnp.int32) * coefficient
+        scaled = counters[str(counter)].astype(np.int32) * np.int32(coefficient)
+        total = scaled if total is None else total + scaled
     return total
