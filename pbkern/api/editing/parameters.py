@@ -2,8 +2,9 @@
 
 The default is measured first, then what an earlier search found, then the others: cheapest first by
 the cost model, with one of a random order after every MODELLED of them. Each candidate's results are
-compared with the default's. The fastest few are measured again, with alternating calls: what is not
-faster than the default in each part of that comparison does not replace it.
+compared with the default's. The faster ones are measured again, with alternating calls, until few
+are left. These are measured beside the default, and what is not faster in each part of that
+comparison does not replace it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ MEASURED_SHARE = 0.01
 MOST_CANDIDATE_SECONDS = 0.1
 # A candidate whose first calls take so many times as long as the best is measured no further.
 HOPELESS = 2.0
+# A candidate whose time is so many times that of the best is not measured again.
+FAR = 4.0
+# The part of the time that is left in which candidates are measured again before half of them are dropped.
+ROUND_SHARE = 0.3
 # The most time of a finalist that replaces the default, relative to the default's.
 GAIN = 0.99
 
@@ -365,9 +370,26 @@ class _Search:
     def final(self) -> tuple[Point, float, float]:
         """(best, seconds of the default, seconds of the best), of the fastest few and the default again."""
         base = self.points[0]
-        fastest = sorted((p for p in self.times if p != base), key=self.times.__getitem__)
-        ranked = [base, *fastest[:MEASURED_AGAIN]]
-        left = max(self.begin + self.budget - time.monotonic(), 0.0)
-        seconds, faster = compared([self.calls[point] for point in ranked], left, GAIN)
+        ranked = [base, *self.fastest(base)]
+        seconds, faster = compared([self.calls[point] for point in ranked], self.left(), GAIN)
         best = min((n for n in range(len(ranked)) if n == 0 or faster[n]), key=seconds.__getitem__)
         return ranked[best], seconds[0], seconds[best]
+
+    def left(self) -> float:
+        return max(self.begin + self.budget - time.monotonic(), 0.0)
+
+    def fastest(self, base: Point) -> list[Point]:
+        """The fastest few beside the default: the faster half is measured again, with alternating calls, until few are left.
+
+        One after the other, what else runs on the machine decides.
+        """
+        limit = FAR * min(self.times.values())
+        points = [point for point in self.times if point != base and self.times[point] <= limit]
+        points.sort(key=self.times.__getitem__)
+        while len(points) > MEASURED_AGAIN:
+            calls = [self.calls[point] for point in points]
+            for point, seconds in zip(points, least_seconds(calls, self.left() * ROUND_SHARE)):
+                self.times[point] = min(seconds, self.times[point])
+            points.sort(key=self.times.__getitem__)
+            points = points[: max(len(points) // 2, MEASURED_AGAIN)]
+        return points
