@@ -56,7 +56,7 @@ MOST_CANDIDATE_SECONDS = 0.1
 # A candidate whose first calls take so many times as long as the best is measured no further.
 HOPELESS = 2.0
 # A candidate whose time is so many times that of the best is not measured again.
-FAR = 4.0
+FAR_BEHIND = 4.0
 # The part of the time that is left in which candidates are measured again before half of them are dropped.
 ROUND_SHARE = 0.3
 # The most time of a finalist that replaces the default, relative to the default's.
@@ -383,7 +383,7 @@ class _Search:
 
         One after the other, what else runs on the machine decides.
         """
-        limit = FAR * min(self.times.values())
+        limit = FAR_BEHIND * min(self.times.values())
         points = [point for point in self.times if point != base and self.times[point] <= limit]
         points.sort(key=self.times.__getitem__)
         while len(points) > MEASURED_AGAIN:
