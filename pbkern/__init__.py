@@ -10,6 +10,8 @@ from pbkern import amdgpu, config, cpu, device_helpers, errors, nvgpu, options, 
 from pbkern.aot.decorator import polyblocks_aot_jax
 from pbkern.aot.frameworks import polyblocks_aot_tf, polyblocks_aot_torch
 from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
+from pbkern.api.editing.adopt import adopt
+from pbkern.api.editing.eject import eject
 from pbkern.api.simulation import Simulation, simulate
 from pbkern.api.stablehlo_functions import from_stablehlo
 from pbkern.api.tf_functions import polyblocks_jit_tf, polymage_jit_tf
@@ -72,6 +74,7 @@ __all__ = [
     "Scratch",
     "Simulation",
     "Squeezed",
+    "adopt",
     "amdgpu",
     "atomic_add",
     "atomic_and",
@@ -90,6 +93,7 @@ __all__ = [
     "cpu",
     "device_helpers",
     "ds",
+    "eject",
     "errors",
     "fail",
     "from_stablehlo",

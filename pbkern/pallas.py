@@ -24,13 +24,11 @@ from pbkern.api.pipeline import build_kernel, compile_programs, warn_of_export
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks
-from pbkern.dsl.body_rewrites.byte_refs import held
 from pbkern.dsl.body_rewrites.derivative_refusals import derivative_error
 from pbkern.dsl.body_rewrites.narrow_floats import is_narrow_float
 from pbkern.dsl.call import kernel_p
-from pbkern.dsl.primitives.prng_keys import is_key
 from pbkern.dsl.transformations.rules import kernel_tangents
-from pbkern.frontends.pallas.call import import_call
+from pbkern.frontends.pallas.call import held_like, import_call
 from pbkern.frontends.pallas.mesh import call_params
 from pbkern.frontends.pallas.transposed_operands import in_place
 from pbkern.targets import get_target
@@ -154,7 +152,7 @@ def _jvp(stock: Callable, primals, tangents, *, interpret, **params):
                 f"{array.dtype} has too few digits: the kernel holds it as {type_.dtype}",
                 "operands and results of 16 or more bits",
             )
-    held = [_held(primals[n], type_.dtype) for n, type_ in zip(imported.operands, types)]
+    held = [held_like(primals[n], type_.dtype) for n, type_ in zip(imported.operands, types)]
     return results, kernel_tangents(kernel_p, kernel, held, moved)
 
 
@@ -175,7 +173,7 @@ def _native(ctx, nodes, params: dict):
             if operand in views
         }
         held = [
-            _held(places.get(operand, operands[operand]), type_.dtype)
+            held_like(places.get(operand, operands[operand]), type_.dtype)
             for operand, type_ in zip(imported.operands, kernel.in_types)
         ]
         if _prints(kernel.body.jaxpr):  # the CPU's alone
@@ -189,7 +187,7 @@ def _native(ctx, nodes, params: dict):
         else:
             returned = target.call(compiled, *held)
         checked = checks.after([kernel], returned)
-        return [_held(x, aval.dtype) for x, aval in zip(checked, ctx.avals_out)]
+        return [held_like(x, aval.dtype) for x, aval in zip(checked, ctx.avals_out)]
 
     sources = {
         i: jax.core.ShapedArray(tuple(view.source.type.shape), ctx.avals_in[i].dtype)
@@ -205,14 +203,3 @@ def _prints(jaxpr) -> bool:
         eqn.primitive.name == "debug_print" or any(_prints(j.jaxpr) for j in inner_jaxprs(eqn))
         for eqn in jaxpr.eqns
     )
-
-
-def _held(x, dtype):
-    """x as the other side holds it: narrow floats and packed integers a byte each, keys words in the kernel."""
-    if x.dtype == dtype:
-        return x
-    if is_key(x.dtype):
-        return jax.random.key_data(x)
-    if is_key(dtype):
-        return jax.random.wrap_key_data(x, impl=_jax.key_implementation(dtype).name)
-    return held(x, dtype)

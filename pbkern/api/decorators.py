@@ -13,7 +13,7 @@ import math
 import os
 import pathlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
@@ -34,6 +34,7 @@ from pbkern.frontends.jax import call
 from pbkern.targets import get_target
 
 from . import explain_handwritten, plan_store, result_pool, stages
+from .editing.adopt import WithKernels
 from .measure import kernel_seconds
 from .pipeline import Build, compile_programs, current_plan, ready
 
@@ -261,6 +262,7 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
         (
             "build",
             "call_of",
+            "dynamic",
             "remade",
             "undonated",
         )
@@ -295,7 +297,7 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
         type(self).__call__ = staticmethod(self._jitted)  # type: ignore[assignment, method-assign]
         split = lambda args, kwargs: (static.these(args, kwargs), static.unmarked(args, kwargs))
         self._dispatch = result_pool.Dispatch(self._into_buffers, split)
-        self._options, self._jit_kw = options, jit_kw
+        self._options, self._jit_kw, self._static = options, jit_kw, static
 
     @property
     def options(self) -> CompileOptions:
@@ -488,6 +490,30 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
         """
         build, options = self.build(args, kwargs)
         return stages.dump(compile_programs(build, options).record, pathlib.Path(folder))
+
+    def with_kernels(self, kernels: Mapping[str, Callable]) -> JitFunction:
+        """The function with other kernels in place of some of its own, which are not changed.
+
+        At a call with arguments of new types, each kernel's types are compared with those of the
+        kernel that it replaces, and its results on random operands. Derivatives are those of the
+        function's definition, unless a kernel brings a rule of its own (jax.custom_vjp).
+
+        Args:
+          kernels: name of a kernel, as `f.kernels(*args)` has it -> a kernel, or a function of arrays.
+        Raises KernelError, at a call, for a name that no kernel has, and for kernels of other types or results.
+
+        Examples:
+          >>> f, x = pbkern.jit(lambda x: jnp.exp(x).sum(0)), jnp.ones((64, 32))
+          >>> (kernel,) = f.kernels(x)
+          >>> edited = f.with_kernels({kernel.name: pbkern.rebuild(kernel.source())})
+          >>> bool((edited(x) == f(x)).all())
+          True
+        """
+        return JitFunction(WithKernels(self, kernels), self._options, self._jit_kw)
+
+    def dynamic(self, args: tuple, kwargs: dict) -> tuple[dict[int, Any], dict[str, Any]]:
+        """Arguments that are not static, by position and by name."""
+        return self._static.unmarked(args, kwargs)
 
     def undonated(self) -> JitFunction:
         """The function again, with nothing compiled yet, that leaves its arguments alone."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,6 +23,8 @@ from pbkern.targets import get_target
 
 # Fewest timed calls of each function, however few seconds there are. Source: not recorded.
 MIN_CALLS = 3
+# Parts of a comparison; a choice must be faster in each. Source: not recorded.
+COMPARISON_PARTS = 2
 
 
 def random_operands(types: Sequence[ArrayType], seed: int = 0) -> list[jax.Array]:
@@ -36,6 +39,17 @@ def random_operands(types: Sequence[ArrayType], seed: int = 0) -> list[jax.Array
         return jnp.asarray(rng.integers(0, 2, array_type.shape, np.int8).astype(array_type.dtype))
 
     return [one(type_) for type_ in types]
+
+
+def drawn(tree: Any) -> Any:
+    """Random arrays in place of types."""
+
+    def one(leaf):
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        return random_operands([ArrayType(leaf.shape, np.dtype(leaf.dtype))])[0]
+
+    return jax.tree.map(one, tree)
 
 
 def kernel_call(kernel: Kernel, options: CompileOptions) -> Callable[..., list[jax.Array]]:
@@ -63,7 +77,57 @@ def least_seconds(calls: Sequence[Callable[[], Any]], seconds: float) -> list[fl
     return best
 
 
+def compared(
+    calls: Sequence[Callable[[], Any]], seconds: float, gain: float
+) -> tuple[list[float], list[bool]]:
+    """(least time of each, whether it takes at most `gain` times the first's), of alternating calls for about `seconds`.
+
+    Measured in COMPARISON_PARTS parts: what is faster must be so in each, or other work on the
+    machine decides.
+    """
+    parts = [least_seconds(calls, seconds / COMPARISON_PARTS) for _ in range(COMPARISON_PARTS)]
+    faster = [all(part[n] <= gain * part[0] for part in parts) for n in range(len(calls))]
+    return [min(times) for times in zip(*parts)], faster
+
+
 def kernel_seconds(kernel: Kernel, options: CompileOptions, seconds: float = 0.2) -> float:
     """Least time of one run of a kernel alone on random operands, measured for about `seconds`."""
     run, operands = kernel_call(kernel, options), random_operands(kernel.in_types)
     return least_seconds([lambda: run(*operands)], seconds)[0]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first element at which a result is not what it should be, with the most by which it may differ."""
+
+    index: tuple[int, ...]
+    value: Any
+    expected: Any
+    tolerance: float
+
+    def __str__(self) -> str:
+        place = f"at [{', '.join(map(str, self.index))}]"
+        return f"{place} is {self.value}, not {self.expected} (tolerance {self.tolerance:.3g})"
+
+
+def first_difference(got: Any, want: Any) -> Difference | None:
+    """The first element that differs by more than rounding: other blocks sum in another order."""
+    values, expected = np.asarray(got), np.asarray(want)
+    left, right, tolerance = values, expected, 0.0
+    if jnp.issubdtype(expected.dtype, jnp.inexact):
+        part = float(jnp.finfo(expected.dtype).eps) ** 0.5
+        wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+        left, right = values.astype(wide), expected.astype(wide)
+        tolerance = part * float(np.abs(right[np.isfinite(right)]).max(initial=0.0))
+        same = np.isclose(left, right, rtol=part, atol=tolerance, equal_nan=True)
+    else:
+        same = left == right
+    if same.all():
+        return None
+    index = tuple(map(int, np.unravel_index(int(np.argmin(same)), same.shape)))
+    return Difference(index, values[index], expected[index], tolerance)
+
+
+def agree(got: Any, want: Any) -> bool:
+    """Whether two results differ by rounding at most."""
+    return first_difference(got, want) is None

@@ -14,23 +14,25 @@ api/tuned_choices.py.
 from __future__ import annotations
 
 import functools
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pbkern import _jax, fuse
 from pbkern.core.errors import OptionError, PbkernError
 from pbkern.core.options import CompileOptions
-from pbkern.dsl.kernel import ArrayType
+from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.trace import KernelFunction
 from pbkern.targets import get_target
 
 from . import decorators, pipeline, tuned_choices
-from .measure import kernel_call, least_seconds, random_operands
+from .editing.parameters import ParameterTuning, tune_parameters
+from .measure import agree, compared, drawn, kernel_call, least_seconds, random_operands
 
 if TYPE_CHECKING:
     from pbkern.fuse import Choice
@@ -45,8 +47,6 @@ CANDIDATE_GAIN = 0.97
 # The most time of the whole function with the new choices, relative to the time before. Source: not
 # recorded.
 WHOLE_GAIN = 0.99
-# Parts of a comparison; a choice must be faster in each. Source: not recorded.
-COMPARISON_PARTS = 2
 # The part of the time budget for measuring kernels. Source: not recorded.
 KERNELS_SHARE = 0.75
 # The part of the time budget for measuring the whole function at the end. Source: not recorded.
@@ -96,6 +96,8 @@ class Tuning:
     seconds: float
 
     def __str__(self) -> str:
+        if not self.kernels:
+            return f"{self.name}: nothing to vary: fusion made no kernel; space= varies kernels written by hand"
         better = any(kernel.choice != fuse.Choice() for kernel in self.kernels)
         why = "not faster as a whole" if better else "nothing better"
         verdict = "kept" if self.improved else f"{why}: the model's choices stay"
@@ -107,37 +109,73 @@ class Tuning:
 
 
 @_jax.hides_own_frames
-def tune(function: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) -> Tuning:
+def tune(
+    function: Callable,
+    *args: Any,
+    budget: float = 30.0,
+    space: Mapping[str, Sequence] | None = None,
+    seed: int = 0,
+    **kwargs: Any,
+) -> Tuning | ParameterTuning:
     """Searches schedules of f's kernels for arguments like these, prints what it chose, and keeps it.
 
     Later compilations of the same program, in this process and in others on the same kind of
     machine, use what was found; `pbkern cache clear` forgets it. A result is never kept that was
     measured to be slower than the default.
 
+    With a `space`, `function` makes a kernel of named parameters, and their values are searched,
+    each checked against the default. Candidates that fail are left out. What is found is kept by
+    kernel, shapes and machine: a later search starts from it.
+
     Args:
-      function: a function decorated with pbkern.jit, or a plain one.
-      *args: its arguments. Types in place of arrays stand for random arrays; give arrays where
-        values decide how long the function takes.
+      function: a function decorated with pbkern.jit, or a plain one; with a space, a function that
+        returns a kernel, or a kernel, of which only CompilerParams vary.
+      *args: its arguments; with a space, those of the kernel. Types in place of arrays stand for
+        random arrays; give arrays where values decide how long the function takes.
       budget: seconds that the search may take, about; compiling a candidate is not interrupted.
+      space: name -> values of a parameter of `function`, or of a field of the target's
+        CompilerParams: {"ROWS": [16, 32, 64], "num_threads": [1, 2]}.
+      seed: of the order in which candidates are tried that the cost model does not favour.
       **kwargs: its named arguments, in the same way.
-    Raises OptionError for a budget that is not above 0.
+    Raises OptionError for a budget that is not above 0, and for parameters that nothing has.
 
     Examples:
       >>> tuning = pbkern.tune(lambda x: x * 2, jnp.ones(1 << 16), budget=0.1)  # doctest: +ELLIPSIS
       <lambda>: ...
       >>> tuning.after > 0  # seconds of a call
       True
+      >>> def doubled(ROWS=8):
+      ...     rows = pbkern.BlockSpec((ROWS, 128), lambda i: (i, 0))
+      ...     return pbkern.kernel(
+      ...         lambda x, o: o.__setitem__(..., 2 * x[...]), grid=(pbkern.cdiv(64, ROWS),),
+      ...         in_specs=[rows], out_specs=rows, out_shape=jax.ShapeDtypeStruct((64, 128), "float32"),
+      ...     )
+      >>> tuning = pbkern.tune(doubled, jnp.ones((64, 128)), space={"ROWS": [8, 64]}, budget=0.1)  # doctest: +ELLIPSIS
+      [1/2] ROWS=8: ...
+      >>> tuning.best["ROWS"] in (8, 64)
+      True
     """
     if not budget > 0:
         raise OptionError(
             "the budget of tuning must be positive", why=f"budget={budget!r}", hint="30: seconds"
         )
+    if space is not None or isinstance(function, (Kernel, KernelFunction)):
+        if kwargs:
+            why = f"given {', '.join(kwargs)}"
+            raise OptionError("kernels have no named arguments", why=why, hint="space={...}")
+        searched = tune_parameters(function, args, space or {}, budget, seed)
+        print(searched)
+        return searched
     begin = time.monotonic()
     jitted: Any = function if hasattr(function, "explain") else decorators.jit(function)
-    args, kwargs = _arrays((args, kwargs))
+    args, kwargs = drawn((args, kwargs))
     jaxpr, name, options = jitted.call_of(*args, **kwargs)
     with tuned_choices.trial(()):
         groups = pipeline.current_plan(jaxpr, name, options).groups()
+    if not groups:
+        untuned = Tuning(name, (), math.nan, math.nan, False, time.monotonic() - begin)
+        print(untuned)
+        return untuned
     tuned = _tune_kernels(groups, options, begin + budget * KERNELS_SHARE)
     chosen = tuple(tuned.choice for tuned in tuned)
     both = [jitted.undonated() for _ in range(2)]
@@ -148,17 +186,6 @@ def tune(function: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) ->
     result = Tuning(name, tuple(tuned), before, after, gains, time.monotonic() - begin)
     print(result)
     return result
-
-
-def _arrays(tree: Any) -> Any:
-    """Random arrays in place of types."""
-
-    def one(leaf):
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
-            return leaf
-        return random_operands([ArrayType(leaf.shape, np.dtype(leaf.dtype))])[0]
-
-    return jax.tree.map(one, tree)
 
 
 # --- kernels
@@ -261,37 +288,6 @@ class _TuneSearch:
         )
         best = min((n for n in range(len(ranked)) if n == 0 or faster[n]), key=seconds.__getitem__)
         return ranked[best], seconds[0], seconds[best]
-
-
-def compared(
-    calls: Sequence[Callable[[], Any]], seconds: float, gain: float
-) -> tuple[list[float], list[bool]]:
-    """(least time of each, whether it takes at most `gain` times the first's), of alternating calls for about `seconds`.
-
-    Measured in COMPARISON_PARTS parts: what is faster must be so in each, or other work on the
-    machine decides.
-    """
-    parts = [least_seconds(calls, seconds / COMPARISON_PARTS) for _ in range(COMPARISON_PARTS)]
-    faster = [all(part[n] <= gain * part[0] for part in parts) for n in range(len(calls))]
-    return [min(times) for times in zip(*parts)], faster
-
-
-def agree(got, want) -> bool:
-    """Whether two results differ by rounding at most: other blocks sum in another order."""
-    got, want = np.asarray(got), np.asarray(want)
-    if not jnp.issubdtype(want.dtype, jnp.inexact):
-        return bool(np.array_equal(got, want))
-    tolerance = float(jnp.finfo(want.dtype).eps) ** 0.5
-    got, want = (
-        array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
-        for array in (got, want)
-    )
-    finite = np.abs(want[np.isfinite(want)])
-    return bool(
-        np.allclose(
-            got, want, rtol=tolerance, atol=tolerance * finite.max(initial=0.0), equal_nan=True
-        )
-    )
 
 
 # --- the whole function

@@ -15,20 +15,20 @@ from . import functions, option_flags
 CACHE_ACTIONS = ("where", "size", "clear")
 
 
-def _loaded(parsed: argparse.Namespace) -> tuple:
+def loaded(parsed: argparse.Namespace) -> tuple:
     """(decorated function, arguments)."""
     fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
     return functions.decorated(fn, option_flags.given(parsed)), args
 
 
 def explain(parsed: argparse.Namespace) -> None:
-    fn, args = _loaded(parsed)
+    fn, args = loaded(parsed)
     with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
         print(fn.explain(*args, measure=parsed.measure, verbose=parsed.verbose))
 
 
 def dump(parsed: argparse.Namespace) -> None:
-    fn, args = _loaded(parsed)
+    fn, args = loaded(parsed)
     with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
         print(fn.dump(parsed.out, *args))
 
@@ -36,7 +36,7 @@ def dump(parsed: argparse.Namespace) -> None:
 def tune(parsed: argparse.Namespace) -> None:
     from pbkern.api.tune import tune
 
-    fn, args = _loaded(parsed)
+    fn, args = loaded(parsed)
     with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
         tune(fn, *args, budget=parsed.budget)
 

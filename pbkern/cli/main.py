@@ -20,7 +20,7 @@ from typing import Any
 
 from pbkern.core.errors import OptionError, PbkernError
 
-from . import compile, functions, look, option_flags, run
+from . import compile, edit, functions, look, option_flags, run
 
 EXAMPLES = {
     "compile": (
@@ -37,6 +37,8 @@ EXAMPLES = {
     ),
     "dump": ("pbkern dump model.py:loss --out stages",),
     "tune": ("pbkern tune model.py:loss --budget 30",),
+    "eject": ("pbkern eject model.py:loss -o kernels.py",),
+    "adopt": ("pbkern adopt model.py:loss kernels.py",),
     "targets": ("pbkern targets --coverage", "pbkern targets --devices"),
     "cache": ("pbkern cache size",),
     "bench": ("pbkern bench softmax --quick",),
@@ -49,6 +51,8 @@ COMMANDS = {
     "explain": look.explain,
     "dump": look.dump,
     "tune": look.tune,
+    "eject": edit.eject,
+    "adopt": edit.adopt,
     "targets": look.targets,
     "cache": look.cache,
 }
@@ -133,6 +137,8 @@ OF_FUNCTIONS = {
     "explain": ("what was fused and why", look.add_explain),
     "dump": ("write every stage of compilation to files", look.add_out),
     "tune": ("search schedules with measured times, and keep what is faster", look.add_tune),
+    "eject": ("write a function's kernels as a module that can be edited", edit.add_eject),
+    "adopt": ("check edited kernels in a function, and time it with them", edit.add_adopt),
 }
 
 

@@ -20,7 +20,7 @@ from pbkern.core.errors import KernelError, TargetError
 
 from . import checks
 from .interpret import interpret as interpret_kernel
-from .kernel import ArrayType, Kernel
+from .kernel import ArrayType, Kernel, call_traced
 from .specs import array_type
 
 kernel_p = jex.Primitive("pbkern_kernel")
@@ -61,6 +61,9 @@ def call_kernel(kernel: Kernel, *arrays, interpret: bool = False) -> list[jax.Ar
     return checks.called(
         kernel, lambda: (interpret_p if interpret else kernel_p).bind(*operands, kernel=kernel)
     )
+
+
+call_traced.append(call_kernel)
 
 
 def checked_arrays(arrays: Sequence, at: str | None) -> list[jax.Array]:

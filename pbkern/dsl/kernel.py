@@ -171,6 +171,26 @@ class Scratch:
     scoped: bool = False
 
 
+@dataclass(frozen=True)
+class BlockSize:
+    """A size of blocks that a kernel was made with, and could have been made with another of.
+
+    `size` elements of `extent` at a time, which its comment calls `what`.
+    """
+
+    size: int
+    extent: int
+    what: str
+
+
+@dataclass(frozen=True, eq=False)
+class BlockSizes:
+    """Sizes that a kernel was made with, by name; `at` makes it with others, and raises where it cannot."""
+
+    sizes: Mapping[str, BlockSize]
+    at: Callable[[Mapping[str, int]], Kernel]
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """One kernel.
@@ -196,6 +216,10 @@ class Kernel:
         the programs' results, the others are further operands of this kernel; its results are this
         kernel's. What the programs write is private to the kernel, unless the last stage has a
         result that shares its array.
+      sizes: sizes of blocks that could be others, of a fused kernel: constants of its source.
+
+    A kernel is called with arrays of its `in_types`, and returns an array, or a list where it has
+    several results.
 
     Examples:
       >>> f = pbkern.jit(lambda x: (x - x.mean()) / x.std())
@@ -220,6 +244,11 @@ class Kernel:
     origin: str = "written by hand"
     with_rules: ClosedJaxpr | None = None
     finish: Kernel | None = None
+    sizes: BlockSizes | None = field(default=None, repr=False)
+
+    def __call__(self, *arrays) -> Any:
+        results = call_traced[0](self, *arrays)
+        return results[0] if len(results) == 1 else results
 
     @property
     def in_types(self) -> tuple[ArrayType, ...]:
@@ -317,5 +346,6 @@ def with_input_fusion(params: Mapping, flags: Sequence[bool]) -> dict:
     }
 
 
-# Set by printer.py, which knows of tracing: a kernel itself does not.
+# Set by printer.py and call.py, which know of tracing: a kernel itself does not.
 print_as_source: list[Callable[[Kernel], str]] = []
+call_traced: list[Callable[..., list]] = []

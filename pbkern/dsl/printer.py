@@ -11,7 +11,7 @@ import itertools
 import linecache
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jax.extend import core as jex
@@ -31,6 +31,7 @@ from pbkern.dsl.kernel import (
     print_as_source,
 )
 from pbkern.dsl.primitives.ref_access import Point, Range, is_ref_access, is_whole, ref_access
+from pbkern.dsl.text import named_sizes
 from pbkern.dsl.text.spelling import (
     Spelled,
     SpellingScope,
@@ -41,6 +42,8 @@ from pbkern.dsl.text.spelling import (
     typed_literal,
 )
 from pbkern.dsl.trace import KernelFunction, body_dtypes, needs_x64
+
+from .call import kernel_p
 
 IMPORTS = "import jax\nimport jax.numpy as jnp\nfrom jax import lax\n\nimport pbkern\n"
 # Columns of the longest line that is not broken: the line length of this project.
@@ -57,21 +60,39 @@ def source(kernel: Kernel) -> str:
       >>> "out0[...] = b" in pbkern.source(traced)
       True
     """
-    imports: set[str] = set()
-    lines = _definition(kernel.finish, imports) if kernel.finish else []
-    lines += _definition(kernel, imports)
-    return "\n".join(
-        [IMPORTS + "".join(f"import {module}\n" for module in sorted(imports)), *lines]
-    )
+    return joined_source([kernel])
 
 
 print_as_source.append(source)
 
 
+def joined_source(kernels: Sequence[Kernel], rest: Callable[[set[str]], str] | None = None) -> str:
+    """Source of several kernels as one module.
+
+    Args:
+      kernels: of different names.
+      rest: adds to the module's imports, and returns what stands behind the kernels.
+    """
+    imports: set[str] = set()
+
+    def text(kernel: Kernel) -> str:
+        stages = filter(None, (kernel.finish, kernel))
+        return "\n".join(line for stage in stages for line in _definition(stage, imports))
+
+    parts = []
+    for kernel in kernels:
+        prefix = f"{kernel.name.upper()}_" if len(kernels) > 1 else ""
+        parts += named_sizes.constants_and_text(kernel, text, prefix)
+    parts += [rest(imports)] if rest else []
+    return "\n".join(
+        [IMPORTS + "".join(f"import {module}\n" for module in sorted(imports)), *parts]
+    )
+
+
 def _definition(kernel: Kernel, imports: set[str]) -> list[str]:
     """Lines of one stage; adds to `imports` what they need."""
     refs = _ref_names(kernel)
-    printer = _Printer(reserved={*refs, kernel.name}, x64=_x64(kernel))
+    printer = JaxprPrinter(reserved={*refs, kernel.name}, x64=_x64(kernel))
     index_maps: list[str] = []
     options: list[tuple[str, str | list[str]]] = [
         ("grid", spell_param(kernel.grid, printer.imports))
@@ -85,7 +106,12 @@ def _definition(kernel: Kernel, imports: set[str]) -> list[str]:
         ("in_specs", specs[kernel.num_scalar_prefetch : len(kernel.inputs)]),
         ("out_specs", specs[len(kernel.inputs) :]),
         ("in_types", [_struct(type_) for type_ in kernel.in_types]),
-        ("out_shape", [_struct(output.array) for output in kernel.outputs]),
+        (
+            "out_shape",
+            _struct(kernel.outputs[0].array)
+            if len(kernel.outputs) == 1
+            else [_struct(output.array) for output in kernel.outputs],
+        ),
         *_other_options(kernel, printer),
     ]
     body = printer.function(
@@ -96,18 +122,26 @@ def _definition(kernel: Kernel, imports: set[str]) -> list[str]:
     return [*index_maps, *decorator, *body, ""]
 
 
-def rebuild(text: str) -> Kernel:
+def rebuild(text: str, **constants: int) -> Kernel:
     """Runs DSL source and traces the (last) kernel that it defines. It must give in_types.
 
     Args:
       text: as `source` writes it, edited or not. It is run as a program of its own.
-    Raises KernelError where it defines no kernel with in_types, and what running it raises.
+      **constants: other values of constants of the text, such as ROWS.
+    Returns a Kernel, which can be called. Raises KernelError where the text defines no kernel with
+    in_types or no such constant, and what running it raises.
 
     Examples:
       >>> (traced,) = pbkern.jit(lambda x: x * 2).kernels(jax.ShapeDtypeStruct((8,), "float32"))
       >>> pbkern.rebuild(traced.source()).content == traced.content
       True
     """
+    for name, value in constants.items():
+        text, count = re.subn(rf"^{name} = .*$", f"{name} = {value!r}", text, flags=re.MULTILINE)
+        if not count:
+            raise KernelError(
+                f"the source has no constant `{name}`", hint="a line such as ROWS = 64"
+            )
     filename = f"<pbkern kernel {abs(hash(text)):x}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     namespace: dict = {"__name__": "pbkern_rebuilt"}
@@ -165,7 +199,7 @@ def _block_dtypes(kernel: Kernel) -> list[np.dtype]:
     ]
 
 
-def _compiler_params(params: dict, printer: _Printer) -> str:
+def _compiler_params(params: dict, printer: JaxprPrinter) -> str:
     """Prints parameters as short as `kernel` accepts: parameters that know their target need no dictionary."""
     if all(getattr(param, "target_name", None) == target for target, param in params.items()):
         only = tuple(params.values())
@@ -173,7 +207,7 @@ def _compiler_params(params: dict, printer: _Printer) -> str:
     return spell_param(params, printer.imports)
 
 
-def _other_options(kernel: Kernel, printer: _Printer) -> Iterator[tuple[str, str | list[str]]]:
+def _other_options(kernel: Kernel, printer: JaxprPrinter) -> Iterator[tuple[str, str | list[str]]]:
     if kernel.scratch:
         yield (
             "scratch_shapes",
@@ -229,7 +263,7 @@ def _ref_names(kernel: Kernel) -> list[str]:
     return plain if len(set(names)) < len(names) or taken & set(names) else names
 
 
-def _spec(mapping: BlockMapping, name: str, printer: _Printer) -> tuple[str, list[str]]:
+def _spec(mapping: BlockMapping, name: str, printer: JaxprPrinter) -> tuple[str, list[str]]:
     """(BlockSpec source, lines of a function for an index map that is no single expression)."""
     jaxpr = mapping.index_map.jaxpr
     zero = all(isinstance(var, jex.Literal) and literal_value(var) == 0 for var in jaxpr.outvars)
@@ -248,7 +282,7 @@ def _spec(mapping: BlockMapping, name: str, printer: _Printer) -> tuple[str, lis
     inline = _inline(jaxpr, indices, printer)
     if inline is not None:
         return f"pbkern.BlockSpec({shape}, lambda {', '.join(indices)}: {inline}{space})", []
-    local = _Printer(printer.reserved | set(indices), x64=False)
+    local = JaxprPrinter(printer.reserved | set(indices), x64=False)
     lines = local.function(name, indices, jaxpr, dict(zip(jaxpr.invars, indices)), result=_indices)
     return f"pbkern.BlockSpec({shape}, {name}{space})", [*lines, ""]
 
@@ -257,15 +291,13 @@ def _dim(dim) -> str:
     match dim:
         case Squeezed():
             return "None"
-        case Element(size, (0, 0)):
-            return f"pbkern.Element({size})"
         case Element(size, padding):
             return f"pbkern.Element({size}, padding={padding!r})"
         case _:
             return str(dim.size)
 
 
-def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: _Printer) -> str | None:
+def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: JaxprPrinter) -> str | None:
     """An index map as one expression, or None if a value is used twice or is no expression."""
     uses = Counter(
         var for equation in jaxpr.eqns for var in equation.invars if isinstance(var, jex.Var)
@@ -316,7 +348,7 @@ def _results(atoms: Sequence, scope: SpellingScope) -> str:
     return ", ".join(map(scope.text, atoms))
 
 
-class _Printer:
+class JaxprPrinter:
     """Prints jaxprs as functions; all names are unique, so that inner functions may use outer ones."""
 
     def __init__(self, reserved: set[str], x64: bool):
@@ -366,6 +398,9 @@ class _Printer:
             return self.scan(eqn)
         if is_ref_access(eqn):
             return self.access(eqn, used)
+        if eqn.primitive is kernel_p:
+            call = f"{eqn.params['kernel'].name}({', '.join(self.scope.operands(eqn))})"
+            return self.assign(eqn.outvars, call, False)
         return self.assign(eqn.outvars, spell(self.scope, eqn).text, eqn.primitive.multiple_results)
 
     def name(self, var) -> str:

@@ -28,7 +28,7 @@ from pbkern.fuse.complex.to_pairs import ComplexAsPairs
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.emit.choices import Choice, apply, groups_of
 from pbkern.fuse.emit.explain import Explanation, explain
-from pbkern.fuse.emit.host_program import build_program
+from pbkern.fuse.emit.host_program import build_program, identifier
 from pbkern.fuse.emit.plan import (
     Left,
     Plan,
@@ -234,7 +234,9 @@ def plan(
     parts.edges[:0] = wanted.edges
     use_donated(parts.nodes, simple.jaxpr, donated)
     with during(rounded_products, shared_products(simple.jaxpr) if wanted.fast else frozenset()):
-        segments = make_segments(name, simple, parts.nodes, params_for)
+        segments = make_segments(
+            name, simple, parts.nodes, params_for, argument_names(closed.jaxpr, simple.jaxpr)
+        )
     if strict:
         refuse_leftovers(name, segments)
     result = Plan(
@@ -244,7 +246,21 @@ def plan(
     return result
 
 
-def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tuple[Segment, ...]:
+def argument_names(given: jex.Jaxpr, simple: jex.Jaxpr) -> dict[jex.Var, str]:
+    """The simplified function's operands in their order -> what the function's author calls them, as identifiers."""
+    names = given.debug_info.arg_names or ()
+    if not len(names) == len(given.invars) == len(simple.invars):
+        return dict.fromkeys(simple.invars, "")
+    return {var: identifier(name) if name else "" for var, name in zip(simple.invars, names)}
+
+
+def make_segments(
+    name: str,
+    simple: jex.ClosedJaxpr,
+    nodes,
+    params_for,
+    arguments: Mapping[jex.Var, str],
+) -> tuple[Segment, ...]:
     jaxpr = simple.jaxpr
     results = {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
     runs = order_nodes(nodes, {*jaxpr.invars, *jaxpr.constvars}, results)
@@ -261,7 +277,7 @@ def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tupl
         )
         makes = tuple(output for node in run for output in node.outputs if output in needed)
         suffix = "" if len(runs) == 1 else f"_{n}"
-        segments.append(_compiled_segment(name + suffix, run, reads, makes, params_for))
+        segments.append(_compiled_segment(name + suffix, run, reads, makes, params_for, arguments))
     return tuple(segments)
 
 
@@ -273,13 +289,16 @@ def left_whole(closed: jex.ClosedJaxpr, name: str) -> Plan:
 
 
 def _compiled_segment(
-    name: str, run: list[Node], reads: tuple, makes: tuple, params_for
+    name: str, run: list[Node], reads: tuple, makes: tuple, params_for, arguments
 ) -> Segment:
     """A HostProgram of ours; XLA's where its kernels cannot be made."""
     try:
         fallback.enter("kernels")
         return Segment(
-            build_program(name, run, reads, makes, params_for), reads, makes, run=tuple(run)
+            build_program(name, run, reads, makes, params_for, arguments),
+            reads,
+            makes,
+            run=tuple(run),
         )
     except Exception as e:
         if not fallback.catches(e):

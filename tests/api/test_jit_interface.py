@@ -351,6 +351,7 @@ def test_dir_shows_what_a_user_may_want():
     shown = {name for name in dir(decorated) if not name.startswith("__")}
     assert shown == {
         "as_text", "clear_cache", "dump", "eval_shape", "explain", "kernels", "lower", "memory_analysis", "options", "trace",
+        "with_kernels",
     }  # fmt: skip
     kernel = pbkern.kernel(lambda x, o: None, out_shape=jax.ShapeDtypeStruct((4,), jnp.float32))
     assert not any(name.startswith("_") and not name.startswith("__") for name in dir(kernel))

@@ -22,7 +22,7 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import equations, has_rules, rules_kept
 from pbkern.dsl.body_checks.verify import verify
 from pbkern.dsl.body_rewrites import bounded_slices
-from pbkern.dsl.body_rewrites.byte_refs import held_as
+from pbkern.dsl.body_rewrites.byte_refs import held, held_as
 from pbkern.dsl.body_rewrites.constant_masks import fold_constant_masks
 from pbkern.dsl.body_rewrites.copied_inputs import with_private_inputs
 from pbkern.dsl.kernel import (
@@ -37,6 +37,7 @@ from pbkern.dsl.kernel import (
 )
 from pbkern.dsl.primitives import grid as primitives
 from pbkern.dsl.primitives import prng_keys
+from pbkern.dsl.primitives.prng_keys import is_key
 from pbkern.dsl.specs import BlockSpec, block_mapping, canonical_index_map
 from pbkern.dsl.trace import canonical_body, identifier, limits_of
 
@@ -484,3 +485,14 @@ def _index_map(
 
     with jax.enable_x64(True):
         return canonical_index_map(jax.make_jaxpr(run)(*types), grid)
+
+
+def held_like(x, dtype):
+    """x as the other side holds it: narrow floats and packed integers a byte each, keys words in the kernel."""
+    if x.dtype == dtype:
+        return x
+    if is_key(x.dtype):
+        return jax.random.key_data(x)
+    if is_key(dtype):
+        return jax.random.wrap_key_data(x, impl=_jax.key_implementation(dtype).name)
+    return held(x, dtype)

@@ -79,7 +79,8 @@ def chosen(node: Node, choice: Choice, machine: CostModel) -> Schedule:
             "a kernel cannot have these blocks",
             why=f"{choice}; the model's are {model.blocks}",
         )
-    return dataclasses.replace(schedule, params=choice.params)
+    ordered = schedule.with_inputs_like([var for var, _ in model.requests.inputs])
+    return dataclasses.replace(ordered, params=choice.params)
 
 
 def candidates(node: Node, machine: CostModel, count: int) -> list[Choice]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jax.extend import core as jex
@@ -18,6 +18,7 @@ from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.fuse.graph import Node, overwritten
 from pbkern.fuse.tiling.block_search import Schedule
 
+from .block_sizes import block_sizes
 from .buffer_reuse import assign_slots
 from .group_kernel import array_type, emit_finish, emit_kernel
 from .online_kernel import emit_online
@@ -40,10 +41,12 @@ class HostProgramBuilder:
       kernels: id of a node -> its kernel; a loop's steps may use one twice.
       shared: result -> the operand whose memory it takes.
       params_for: grid semantics, and fields of CompilerParams by name -> compiler_params of a fused kernel.
+      arguments: the function's operands in their order, with their names.
     """
 
     name: str
     params_for: Callable
+    arguments: Mapping[jex.Var, str] = field(default_factory=dict)
     views: dict = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -117,9 +120,9 @@ class HostProgramBuilder:
 
     def launch(self, node: Node) -> list[Step]:
         """The launch of a group; before it, a copy of an operand that it overwrites and others still read."""
-        schedule = node.own_schedule
         if id(node) not in self.kernels:
             self.kernels[id(node)] = self.emit(node)
+        schedule = node.own_schedule
         reads, makes = (
             [var for var, _ in schedule.requests.inputs],
             [var for var, _ in schedule.outputs],
@@ -137,14 +140,25 @@ class HostProgramBuilder:
         return [*copies, Launch(self.kernels[id(node)], tuple(operands), tuple(results))]
 
     def emit(self, node: Node) -> Kernel:
+        for stage in filter(None, (node, node.finish)):
+            stage.schedule = stage.own_schedule.with_inputs_like(list(self.arguments))
         schedule = node.own_schedule
         name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
         node.kernel = name
-        programs = emit_scheduled(name, schedule, self.params(schedule))
-        if node.finish is None:
-            return programs
-        last, results = node.finish.own_schedule, [var for var, _ in schedule.outputs]
-        finish = emit_finish(
+        finish = None if node.finish is None else self.last_stage(name, node, node.finish)
+        names = [self.arguments.get(var) for var, _ in schedule.requests.inputs]
+
+        def emitted(schedule: Schedule) -> Kernel:
+            kernel = emit_scheduled(name, schedule, self.params(schedule))
+            return dataclasses.replace(named_operands(kernel, names), finish=finish)
+
+        return dataclasses.replace(
+            emitted(schedule), sizes=block_sizes(node.eqns, schedule, emitted)
+        )
+
+    def last_stage(self, name: str, node: Node, finish: Node) -> Kernel:
+        last, results = finish.own_schedule, [var for var, _ in node.own_schedule.outputs]
+        return emit_finish(
             f"{name}_finish",
             last.requests,
             last.outputs,
@@ -152,7 +166,6 @@ class HostProgramBuilder:
             kept_results(node),
             self.params(last),
         )
-        return dataclasses.replace(programs, finish=finish)
 
     def params(self, schedule: Schedule) -> dict:
         return dict(self.params_for(schedule.semantics, **dict(schedule.params)))
@@ -186,6 +199,18 @@ def emit_scheduled(name: str, schedule: Schedule, compiler_params: dict) -> Kern
     )
 
 
+def named_operands(kernel: Kernel, names: Sequence[str | None]) -> Kernel:
+    """The kernel, whose messages and source call operands as the function does that it is part of."""
+    inputs = []
+    for number, (operand, name) in enumerate(zip(kernel.inputs, names)):
+        if name:  # several blocks of one operand are told apart
+            nth = names[: number + 1].count(name)
+            called = name if nth == 1 else f"{name}_block{nth}"
+            operand = dataclasses.replace(operand, origin=f"{operand.origin} (`{called}`)")
+        inputs.append(operand)
+    return dataclasses.replace(kernel, inputs=tuple(inputs))
+
+
 def kept_results(node: Node) -> list:
     """Results of a group's programs that not only its last stage reads."""
     return [var for var, _ in node.own_schedule.outputs if var in node.outputs]
@@ -207,10 +232,15 @@ def kernel_stem(node: Node) -> str:
 
 
 def build_program(
-    name: str, nodes: Sequence[Node], reads: Sequence, makes: Sequence, params_for: Callable
+    name: str,
+    nodes: Sequence[Node],
+    reads: Sequence,
+    makes: Sequence,
+    params_for: Callable,
+    arguments: Mapping[jex.Var, str],
 ) -> HostProgram:
     """The HostProgram that runs `nodes`: `reads` are its inputs and `makes` its outputs, in order."""
-    builder = HostProgramBuilder(identifier(name), params_for)
+    builder = HostProgramBuilder(identifier(name), params_for, arguments)
     for n, var in enumerate(reads):
         builder.views[var] = builder.buffer("in", var.aval, BufferKind.INPUT, n)
     for n, var in enumerate(makes):

@@ -82,6 +82,21 @@ class Schedule:
     def semantics(self) -> tuple[str, ...]:
         return ("parallel",) * len(self.grid)
 
+    def with_inputs_like(self, order: Sequence[jex.Var]) -> Schedule:
+        """The schedule with its inputs in this order, then those that are not in it."""
+        places = {var: place for place, var in reversed([*enumerate(order)])}
+        inputs = self.requests.inputs
+        numbers = sorted(
+            range(len(inputs)), key=lambda number: places.get(inputs[number][0], len(order))
+        )
+        if self.wave is not None or numbers == sorted(numbers):
+            return self
+        requests = BlockRequests(
+            self.requests.hulls, self.requests.steps, [inputs[number] for number in numbers]
+        )
+        aliases = tuple((numbers.index(operand), result) for operand, result in self.aliases)
+        return replace(self, requests=requests, aliases=aliases)
+
 
 def _tile(
     shape: Sequence[int], blocks: Sequence[int]
@@ -164,6 +179,30 @@ def schedule_at(
 
     Raises NeedsWhole (root dimensions).
     """
+    requests, placed, grid = _requested(eqns, outputs, blocks)
+    return priced(eqns, requests, placed, grid, blocks, machine)
+
+
+def resized(eqns, model: Schedule, blocks: Sequence[int], run: int) -> Schedule:
+    """The schedule with other root blocks, and `run` columns of online reductions at a time, but not another price.
+
+    Raises NeedsWhole, Unfusable.
+    """
+    requests, placed, grid = _requested(eqns, [var for var, _ in model.outputs], blocks)
+    runs = None
+    if model.online is not None:
+        runs = at(replace(model.online.online, run=run), placed)
+        if runs is None:
+            raise Unfusable("these chunks do not suit")
+    other = Schedule(grid, tuple(blocks), tuple(placed), requests, model.cost, online=runs)
+    ordered = other.with_inputs_like([var for var, _ in model.requests.inputs])
+    return replace(ordered, aliases=model.aliases, params=model.params)
+
+
+def _requested(
+    eqns, outputs: Sequence, blocks: Sequence[int]
+) -> tuple[BlockRequests, list[tuple[jex.Var, Access]], tuple[int, ...]]:
+    """(requests, outputs with accesses, grid) with the given root blocks. Raises NeedsWhole (root dimensions)."""
     root = outputs[0]
     access, grid, axes = _tile(root.aval.shape, blocks)
     try:
@@ -176,7 +215,7 @@ def schedule_at(
             requests = request(eqns, placed)
     except NeedsWhole as e:
         raise NeedsWhole(frozenset(axes[axis] for axis in e.axes), e.why, e.multiple) from None
-    return priced(eqns, requests, placed, grid, blocks, machine)
+    return requests, placed, grid
 
 
 def schedule_more(eqns, current: Schedule, machine: CostModel) -> Schedule | None:

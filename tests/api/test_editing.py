@@ -1,0 +1,383 @@
+"""Kernels of functions as source: named block sizes, ejected modules, edited kernels back in the function."""
+
+import os
+import re
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+import pbkern
+from benchmarks.workloads import WORKLOADS
+from pbkern.api.measure import agree
+from pbkern.cli.main import main
+from pbkern.core.errors import ArgumentError, KernelError, PbkernError, UnsupportedOp
+from pbkern.dsl.printer import same_kernel
+
+CONSTANT = re.compile(r"^([A-Z_0-9]+) = (\d+)  # .*$", re.M)
+# One of each kind of kernel: the other workloads are slow cases.
+SAMPLE = ("matmul_1024", "attention_1024_causal", "elementwise", "gradient_descent", "blur")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in WORKLOADS if name not in SAMPLE]
+
+
+def array(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype("f"))
+
+
+def module_of(text):
+    module = types.ModuleType("ejected")
+    exec(compile(text, "<ejected>", "exec"), vars(module))
+    return module
+
+
+def assert_same(got, want):
+    got, want = jax.tree.leaves(got), jax.tree.leaves(want)
+    assert len(got) == len(want)
+    assert all(map(agree, got, want))
+
+
+@pbkern.jit
+def layer(params, x):
+    return jnp.tanh(x @ params["w"] + params["b"])
+
+
+PARAMS, X = {"w": array(64, 48), "b": array(48, seed=1)}, array(300, 64, seed=2)
+
+
+def expected(params, x):
+    x, w, b = (np.asarray(a, np.float64) for a in (x, params["w"], params["b"]))
+    return np.tanh(x @ w + b)
+
+
+# --- source ---------------------------------------------------------------------------------------------------------
+
+
+def test_block_sizes_are_constants_and_operands_have_the_functions_names():
+    (kernel,) = layer.kernels(PARAMS, X)
+    text = kernel.source()
+    (rows,) = [name for name, _ in CONSTANT.findall(text) if name == "ROWS"]
+    size = kernel.outputs[0].ref_shape[0]
+    assert 1 < size < 300
+    assert re.findall(rf"\b{size}\b", text) == [str(size)]  # the constant alone
+    assert text.count(rows) > 3
+    assert "ROWS_GRID = pbkern.cdiv(300, ROWS)" in text
+    assert "(params_b, params_w, x, out0):" in text
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 299, 300])
+def test_another_size_in_the_text_is_another_kernel_that_is_right(rows):
+    (kernel,) = layer.kernels(PARAMS, X)
+    edited = pbkern.rebuild(re.sub(r"^ROWS = \d+", f"ROWS = {rows}", kernel.source(), flags=re.M))
+    assert edited.grid == (-(-300 // rows),)
+    operands = PARAMS["b"], PARAMS["w"], X
+    want = expected(PARAMS, X)
+    np.testing.assert_allclose(edited(*operands), want, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(edited)(*operands), want, atol=1e-5)
+    inside = pbkern.jit(lambda params, x: 2 * edited(params["b"], params["w"], x))
+    np.testing.assert_allclose(inside(PARAMS, X), 2 * want, atol=2e-5)
+
+
+def test_sizes_with_halos_follow_from_the_constant():
+    def sums(x):
+        return x[:-4, 1:-1] + x[4:, 2:] * x[2:-2, :-2]
+
+    x = array(515, 514)
+    (kernel,) = pbkern.jit(sums).kernels(x)
+    text = kernel.source()
+    assert same_kernel(pbkern.rebuild(text), kernel)
+    assert "pbkern.Element(ROWS + 4" in text
+    edited = pbkern.rebuild(re.sub(r"^ROWS = \d+", "ROWS = 19", text, flags=re.M))
+    np.testing.assert_allclose(edited(x), sums(np.asarray(x)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SAMPLE + tuple(SLOW))
+def test_texts_with_constants_rebuild_the_kernels(name):
+    workload = WORKLOADS[name]
+    args = [
+        jax.ShapeDtypeStruct(spec.shape, np.int32 if spec.high else spec.dtype)
+        for spec in workload.full
+    ]
+    for kernel in pbkern.jit(workload.function).kernels(*args):
+        assert same_kernel(pbkern.rebuild(kernel.source()), kernel)
+
+
+# --- modules --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLE + tuple(SLOW))
+def test_ejected_modules_compute_the_same_and_take_other_sizes(name):
+    workload, rng = WORKLOADS[name], np.random.default_rng(0)
+    args = [spec.draw(rng) for spec in workload.small]
+    f = pbkern.jit(workload.function)
+    text = pbkern.eject(f, *args)
+    want = f(*args)
+    function = module_of(text)
+    assert_same(vars(function)[f.__name__](*args), want)
+    edited = CONSTANT.sub(
+        lambda line: line[0].replace(f"= {line[2]} ", f"= {max(int(line[2]) // 2, 1)} "), text
+    )
+    assert_same(pbkern.adopt(f, module_of(edited), *args)(*args), want)
+
+
+def test_a_module_runs_alone_with_jax_and_numpy(tmp_path):
+    path = tmp_path / "kernels.py"
+    pbkern.eject(layer, PARAMS, X, path=path)
+    imported = re.findall(r"^(?:import|from) (\w+)", path.read_text(), re.M)
+    assert set(imported) == {"jax", "numpy", "pbkern"}
+    np.savez(tmp_path / "arrays.npz", x=X, **PARAMS)
+    script = (
+        "import numpy as np, kernels\n"
+        "arrays = dict(np.load('arrays.npz'))\n"
+        "x = arrays.pop('x')\n"
+        "np.save('result.npy', kernels.layer(arrays, x))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), str(tmp_path)])}
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "result.npy"), expected(PARAMS, X), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("f", "args"),
+    [
+        (lambda x: jax.lax.fori_loop(0, 5, lambda i, a: jnp.tanh(a) + i, x), (array(70, 80),)),
+        (lambda x: jax.lax.scan(lambda c, r: (c + r, jnp.sin(c)), x[0], x), (array(9, 400),)),
+        (
+            lambda x: jax.lax.while_loop(lambda a: a.sum() < 90, lambda a: a * 1.5 + 1, x),
+            (array(8, 8),),
+        ),
+        (lambda i, x: jax.lax.cond(i > 0, jnp.sin, jnp.cos, x), (jnp.int32(1), array(60, 60))),
+        (lambda x: (x, [jnp.fft.fft(x).real, None], {"twice": 2 * x}), (array(64),)),
+        (lambda x: x * (1 + 2j), (array(300),)),
+        (lambda key, x: x + jax.random.normal(key, x.shape), (jax.random.PRNGKey(3), array(64, 9))),
+        (lambda x, *, scale: x * scale, (array(64),)),
+        (lambda *xs: xs[0] @ xs[1], (array(64, 32), array(32, 16))),
+        (lambda x: x + np.arange(48, dtype="f"), (array(30, 48),)),
+    ],
+    ids=[
+        "fori",
+        "scan",
+        "while",
+        "cond",
+        "pytree",
+        "complex",
+        "random",
+        "named",
+        "starred",
+        "closed",
+    ],
+)
+def test_control_flow_and_what_xla_keeps_are_written_too(f, args):
+    def ejected(*args, **named):
+        return f(*args, **named)
+
+    named = {"scale": jnp.float32(3)} if "scale" in f.__code__.co_varnames else {}
+    function = pbkern.jit(f)
+    text = pbkern.eject(function, *args, **named)
+    (name,) = [
+        name
+        for name, value in vars(module_of(text)).items()
+        if isinstance(value, types.FunctionType) and name != "drawn"
+    ]
+    assert_same(vars(module_of(text))[name](*args, **named), f(*args, **named))
+
+
+def test_pallas_calls_are_kernels_of_the_module():
+    def doubled(x, o):
+        o[...] = 2 * x[...]
+
+    spec = pl.BlockSpec((16, 32), lambda i: (i, 0))
+    call = pl.pallas_call(
+        doubled,
+        grid=(4,),
+        in_specs=[spec],
+        out_specs=spec,
+        out_shape=jax.ShapeDtypeStruct((64, 32), "float32"),
+    )
+    x = array(64, 32)
+    with pbkern.pallas.installed():
+        f = pbkern.jit(lambda x: jnp.exp(call(x)))
+        text = pbkern.eject(f, x)
+        assert "def doubled(" in text
+        assert "pallas" not in text
+        want = np.exp(2 * np.asarray(x))
+        np.testing.assert_allclose(f(x), want, rtol=1e-5)
+    function = next(
+        value
+        for name, value in vars(module_of(text)).items()
+        if isinstance(value, types.FunctionType) and "lambda" in name
+    )
+    np.testing.assert_allclose(function(x), want, rtol=1e-5)
+
+
+def test_what_cannot_be_written_is_said():
+    with pytest.raises(ArgumentError, match="decorated function"):
+        pbkern.eject(lambda x: x, X)
+    keyed = pbkern.jit(lambda key, x: x + jax.random.normal(key, x.shape))
+    with pytest.raises(ArgumentError, match="typed random keys"):
+        pbkern.eject(keyed, jax.random.key(0), X)
+    large = np.arange(1 << 19)
+    with pytest.raises(ArgumentError, match="too large"):
+        pbkern.eject(pbkern.jit(lambda x: x + large.astype("f")), jnp.ones(1 << 19))
+
+    @jax.tree_util.register_dataclass
+    @__import__("dataclasses").dataclass
+    class Pair:
+        left: jax.Array
+
+    with pytest.raises(ArgumentError, match="Pair"):
+        pbkern.eject(pbkern.jit(lambda x: Pair(x * 2)), X)
+
+
+# --- adopted kernels ------------------------------------------------------------------------------------------------
+
+
+def edited_kernel(old="", new="", f=layer, args=(PARAMS, X)):
+    (kernel,) = f.kernels(*args)
+    assert old in kernel.source()
+    return kernel.name, pbkern.rebuild(kernel.source().replace(old, new))
+
+
+def test_adopted_kernels_are_called_and_keep_derivatives():
+    name, kernel = edited_kernel("lax.tanh(", "1e-6 + lax.tanh(")
+    adopted = layer.with_kernels({name: kernel})
+    assert (adopted(PARAMS, X) != layer(PARAMS, X)).any()  # by less than the tolerance
+    np.testing.assert_allclose(adopted(PARAMS, X), expected(PARAMS, X), atol=1e-5)
+    assert [k.grid for k in adopted.kernels(PARAMS, X)] == [kernel.grid]
+
+    def gradient(f):
+        return jax.grad(lambda params, x: (f(params, x) ** 2).sum())(PARAMS, X)
+
+    plain = gradient(lambda params, x: jnp.tanh(x @ params["w"] + params["b"]))
+    for got, want in zip(jax.tree.leaves(gradient(adopted)), jax.tree.leaves(plain)):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+    batched = jax.vmap(adopted, (None, 0))(PARAMS, jnp.stack([X, 2 * X]))
+    np.testing.assert_allclose(batched[1], expected(PARAMS, 2 * X), atol=1e-5)
+
+
+def test_kernels_of_loops_static_and_donated_arguments_and_wide_types_are_adopted():
+    looped = pbkern.jit(
+        lambda x: jax.lax.fori_loop(0, 50, lambda i, a: jnp.tanh(a @ a.T) @ a * 0.01 + i, x)
+    )
+    x = array(96, 96)
+    adopted = pbkern.adopt(looped, module_of(pbkern.eject(looped, x)), x)
+    np.testing.assert_allclose(adopted(x), looped(x), rtol=1e-4)
+    assert len(looped.kernels(x)) > 1
+
+    scaled = pbkern.jit(lambda x, n: x * n + 1, static_argnums=1, donate_argnums=0)
+    adopted = pbkern.adopt(scaled, module_of(pbkern.eject(scaled, x, 3)), x, 3)
+    np.testing.assert_allclose(
+        adopted(jnp.array(x), 3), np.asarray(x) * 3 + 1, rtol=1e-5, atol=1e-6
+    )
+
+    with jax.enable_x64(True):
+        wide = pbkern.jit(lambda x: jnp.cumsum(x * 2, 0))
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(100, 30)))
+        adopted = pbkern.adopt(wide, module_of(pbkern.eject(wide, x)), x)
+        np.testing.assert_allclose(adopted(x), np.cumsum(np.asarray(x) * 2, 0), rtol=1e-12)
+
+
+def test_a_rule_of_an_adopted_kernel_is_its_derivative():
+    name, kernel = edited_kernel()
+
+    @jax.custom_vjp
+    def with_rule(*operands):
+        return kernel(*operands)
+
+    with_rule.defvjp(
+        lambda *operands: (kernel(*operands), operands),
+        lambda operands, _: tuple(jnp.full_like(x, 7) for x in operands),
+    )
+    adopted = layer.with_kernels({name: with_rule})
+    gradient = jax.grad(lambda params: adopted(params, X).sum())(PARAMS)
+    np.testing.assert_array_equal(gradient["b"], 7)
+
+    @pbkern.jit
+    def with_rules_of_its_own(params, x):
+        return jax.nn.relu(x @ params["w"] + params["b"])
+
+    name, kernel = edited_kernel(f=with_rules_of_its_own)
+    adopted = with_rules_of_its_own.with_kernels({name: with_rule})
+    with pytest.raises(UnsupportedOp, match="has no derivative"):
+        jax.grad(lambda params: adopted(params, X).sum())(PARAMS)
+    adopted = with_rules_of_its_own.with_kernels({name: kernel})
+    gradient = jax.grad(lambda params: adopted(params, X).sum())(PARAMS)
+    active = np.asarray(X @ PARAMS["w"] + PARAMS["b"]) > 0
+    np.testing.assert_allclose(gradient["b"], active.sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("out0[...] = ", "out0[...] = 0.01 + ", r"output 0 at \[0, 0\] is .*, not .* \(tolerance"),
+        (
+            "300",
+            "310",
+            "other types",
+        ),
+    ],
+)
+def test_wrong_edits_are_refused(old, new, message):
+    name, kernel = edited_kernel(old, new)
+    with pytest.raises(KernelError, match=message):
+        layer.with_kernels({name: kernel})(PARAMS, X)
+
+
+def test_the_first_difference_is_named():
+    f, x = pbkern.jit(lambda x: jnp.exp(x) * 2), array(40, 30)
+    (kernel,) = f.kernels(x)
+
+    @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((40, 30), "float32"))
+    def wrong_in_one_place(x, o):
+        rows, columns = (jax.lax.broadcasted_iota("int32", (40, 30), axis) for axis in (0, 1))
+        o[...] = jnp.where((rows == 3) & (columns == 7), -5.0, jnp.exp(x[...]) * 2)
+
+    with pytest.raises(KernelError, match=r"output 0 at \[3, 7\] is -5\.0, not"):
+        f.with_kernels({kernel.name: wrong_in_one_place})(x)
+
+
+def test_names_and_types_that_do_not_fit_are_errors():
+    name, kernel = edited_kernel()
+    with pytest.raises(KernelError, match="has no kernel `layer`"):
+        layer.with_kernels({"layer": kernel})(PARAMS, X)
+    with pytest.raises(KernelError, match="other types"):
+        layer.with_kernels({name: kernel})(PARAMS, X[:100])
+    with pytest.raises(ArgumentError, match="no kernel of `layer`"):
+        pbkern.adopt(layer, types.ModuleType("empty"), PARAMS, X)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+FILE = """
+import jax
+import jax.numpy as jnp
+import pbkern
+
+@pbkern.jit
+def softmax(x):
+    return jax.nn.softmax(x * 2)
+
+example_args = (jax.ShapeDtypeStruct((300, 64), "float32"),)
+"""
+
+
+def test_the_command_ejects_and_adopts(tmp_path, capsys):
+    (tmp_path / "functions.py").write_text(FILE)
+    function, kernels = f"{tmp_path}/functions.py:softmax", tmp_path / "kernels.py"
+    assert main(["eject", function, "-o", str(kernels)]) == 0
+    text = kernels.read_text()
+    assert main(["eject", function]) == 0
+    assert capsys.readouterr().out.strip() == text.strip()
+    assert main(["adopt", function, str(kernels)]) == 0
+    assert re.search(
+        r"accepted: softmax_\w+; .* ms before, .* ms with them", capsys.readouterr().out
+    )
+    kernels.write_text(text.replace("out0[...] = ", "out0[...] = 1 + "))
+    assert main(["adopt", function, str(kernels)]) == 2
+    assert "output 0 at [0, 0] is" in capsys.readouterr().err
+    assert main(["adopt", function, str(tmp_path / "missing.py")]) == 2
+    assert isinstance(ArgumentError("x"), PbkernError)
