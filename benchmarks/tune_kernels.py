@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 
 import pbkern
-from pbkern.api.editing.parameters import Making
-from pbkern.api.measure import drawn, least_seconds
+from pbkern.api.measured.measure import drawn, least_seconds
+from pbkern.api.measured.tuned_parameters import Making
 from pbkern.core import config
 
 F32 = jnp.float32

@@ -35,7 +35,7 @@ from pbkern.targets import get_target
 
 from . import explain_handwritten, plan_store, result_pool, stages
 from .editing.adopt import WithKernels
-from .measure import kernel_seconds
+from .measured.measure import kernel_seconds
 from .pipeline import Build, compile_programs, current_plan, ready
 
 P = ParamSpec("P")

@@ -37,7 +37,8 @@ from pbkern.fuse.simplify.driver import retrace as rewrite_equations
 from pbkern.targets import get_target
 from pbkern.targets.target import Target
 
-from . import plan_store, stages, tuned_choices
+from . import plan_store, stages
+from .measured import tuned_choices
 
 # --- the pipeline
 # ---------------------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ def build_plan(
       name: its name.
       options: of the decorator.
       _settings: of pbkern and of JAX, as they are in force.
-      choices: what tuning found for it (api/tuned_choices.py).
+      choices: what tuning found for it (api/measured/tuned_choices.py).
       donated: operands given up.
     """
     target, record = get_target(options.target, options.device), stages.Record(name)

@@ -40,7 +40,7 @@ from pbkern.targets import get_target
 from pbkern.targets.host.objects.cache_key import PACKAGE, sources
 from pbkern.targets.target import Target
 
-from .tuned_choices import content, fusion_sources
+from .measured.tuned_choices import content, fusion_sources
 
 if TYPE_CHECKING:
     from pbkern.fuse import Plan

@@ -8,7 +8,7 @@ chosen beside the function as it was, likewise: what is not faster then is not k
 
 Fusion itself is not searched: which operations share a kernel stays the cost model's decision.
 Groups of the function and their candidates are fuse/emit/choices.py; what was found is kept by
-api/tuned_choices.py.
+api/measured/tuned_choices.py.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 from pbkern.targets import get_target
 
-from . import decorators, pipeline, tuned_choices
-from .editing.parameters import ParameterTuning, tune_parameters
-from .measure import agree, compared, drawn, kernel_call, least_seconds, random_operands
+from . import decorators, pipeline
+from .measured import tuned_choices
+from .measured.measure import agree, compared, drawn, kernel_call, least_seconds, random_operands
+from .measured.tuned_parameters import ParameterTuning, tune_parameters
 
 if TYPE_CHECKING:
     from pbkern.fuse import Choice

@@ -26,7 +26,7 @@ def eject(parsed: argparse.Namespace) -> None:
 def adopt(parsed: argparse.Namespace) -> None:
     """Says that the function takes the kernels, and the times without and with them. Raises KernelError."""
     from pbkern.api.editing.adopt import adopt
-    from pbkern.api.measure import drawn, least_seconds
+    from pbkern.api.measured.measure import drawn, least_seconds
 
     function, args = look.loaded(parsed)
     with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):

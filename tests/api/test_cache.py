@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.api import tuned_choices
+from pbkern.api.measured import tuned_choices
 from pbkern.cli import main
 from pbkern.core import config
 from pbkern.core.errors import InternalError

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 
 import pbkern
 from benchmarks.workloads import WORKLOADS
-from pbkern.api.measure import agree
+from pbkern.api.measured.measure import agree
 from pbkern.cli.main import main
 from pbkern.core.errors import ArgumentError, KernelError, PbkernError, UnsupportedOp
 from pbkern.dsl.printer import same_kernel

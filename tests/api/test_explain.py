@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import pbkern
-from pbkern.api import measure
+from pbkern.api.measured import measure
 from pbkern.cli import main
 from pbkern.dsl.kernel import ArrayType
 from pbkern.fuse.emit.explain import Explanation

@@ -12,8 +12,8 @@ import pytest
 
 import pbkern
 from pbkern import tune
-from pbkern.api import measure, tuned_choices
 from pbkern.api import tune as tuning
+from pbkern.api.measured import measure, tuned_choices
 from pbkern.cli import main
 from pbkern.core import config
 from pbkern.core.errors import OptionError, ScheduleError

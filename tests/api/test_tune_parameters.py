@@ -14,8 +14,8 @@ import pytest
 
 import pbkern
 from pbkern import tune
-from pbkern.api.editing import parameters
-from pbkern.api.editing.parameters import Making, _Search
+from pbkern.api.measured import tuned_parameters as parameters
+from pbkern.api.measured.tuned_parameters import Making, _Search
 from pbkern.core import config
 from pbkern.core.errors import KernelError, OptionError
 from pbkern.fuse.cost.hand_written import predicted_seconds

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pbkern.api.measure import first_difference, kernel_call, random_operands
+from pbkern.api.measured.measure import first_difference, kernel_call, random_operands
 from pbkern.core.errors import ArgumentError, KernelError, UnsupportedOp
 from pbkern.core.jaxprs import has_rules
 from pbkern.core.options import CompileOptions, nearest

@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 
-from pbkern.api.measure import (
+from pbkern.api.measured.measure import (
     MIN_CALLS,
     compared,
     drawn,

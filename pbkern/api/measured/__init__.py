@@ -1,0 +1,1 @@
+"""Measured times of kernels, and choices that tuning found with them."""
