@@ -54,6 +54,7 @@ PACKAGE = str(pathlib.Path(__file__).parent)
 source_info_util.register_exclusion(PACKAGE)  # lines of users are outside of it
 traceback_util.register_exclusion(PACKAGE)  # and so are the frames that tracebacks show
 _NUMPY = str(pathlib.Path(np.__file__).parent)
+_PBKERN = str(pathlib.Path(__file__).parent)
 
 
 # Decorator: errors that leave the function show the user's frames alone, as those of jax.jit do.
@@ -165,6 +166,37 @@ def _place_of(info) -> UserLine | None:
     return frame and UserLine(
         frame.file_name, frame.start_line, frame.start_column, frame.function_name
     )
+
+
+def context_of_place(eqn) -> str:
+    """Tells an equation from others of its line: scopes of jax.named_scope, pass, and the line that called the line's function.
+
+    The caller is one of the function that was traced: frames behind a decorated function's do not
+    count.
+    """
+    stack = eqn.source_info.name_stack.stack
+    scopes = [entry.name for entry in stack if isinstance(entry, source_info_util.Scope)]
+    is_backward = any(entry.name == "transpose" for entry in stack)
+    parts = [f"in {'/'.join(scopes)}"] * bool(scopes) + ["backward"] * is_backward
+    caller = _caller(eqn.source_info.traceback)
+    return ", ".join([*parts, f"called from {caller}"] if caller else parts)
+
+
+def _caller(traceback) -> str | None:
+    """`file:line (function)` of the user's frame that called the innermost one of the user's, within what was traced."""
+    if traceback is None:
+        return None
+    innermost = None
+    for code, instruction in zip(*traceback.raw_frames()):
+        if code.co_filename.startswith(_PBKERN) and innermost is not None:
+            return None
+        if not is_user_file(code.co_filename):
+            continue
+        if innermost is not None:
+            frame = source_info_util.raw_frame_to_frame(code, instruction)
+            return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+        innermost = code
+    return None
 
 
 def source_context(eqn):

@@ -380,7 +380,7 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
 
     @_jax.hides_own_frames
     def explain(
-        self, *args, measure: bool = False, verbose: bool = False, **kwargs
+        self, *args, measure: bool = False, verbose: bool = False, top: int = 12, **kwargs
     ) -> fuse.Explanation:
         """Reports what was fused for arguments like these, what was not, at which price, and what XLA keeps.
 
@@ -388,9 +388,11 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
           measure: compiles each fused kernel and runs it alone on random operands of its sizes, a
             fraction of a second each; the report then has the measured times beside the predicted
             ones. Default: nothing is compiled or run.
-          verbose: lists every fusion in place of counting them.
-          *args: the function's own; parameters of its own called `measure` or `verbose` are given
-            by position.
+          verbose: lists every fusion in place of counting them, and every kernel and refusal.
+          top: most kernels, and most refusals, that the text lists otherwise: those that take most
+            time, or would save most.
+          *args: the function's own; parameters of its own called `measure`, `verbose` or `top` are
+            given by position.
           **kwargs: the function's own.
 
         Examples:
@@ -407,7 +409,7 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
             build.fused.explanation, build.fused.jaxpr, name, native
         )
         explanation = dataclasses.replace(
-            explanation, verbose=verbose, planned_anew=plan_store.obstacle(params["jaxpr"])
+            explanation, verbose=verbose, top=top, planned_anew=plan_store.obstacle(params["jaxpr"])
         )
         reported = {kernel.name for kernel in explanation.kernels}
         target = get_target(options.target)

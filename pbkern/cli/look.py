@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
 from collections import Counter
 
@@ -24,7 +25,8 @@ def loaded(parsed: argparse.Namespace) -> tuple:
 def explain(parsed: argparse.Namespace) -> None:
     fn, args = loaded(parsed)
     with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
-        print(fn.explain(*args, measure=parsed.measure, verbose=parsed.verbose))
+        report = fn.explain(*args, measure=parsed.measure, verbose=parsed.verbose, top=parsed.top)
+        print(json.dumps(report.as_dict(), indent=1) if parsed.json else report)
 
 
 def dump(parsed: argparse.Namespace) -> None:
@@ -94,7 +96,17 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="run each kernel alone and print its time"
     )
-    parser.add_argument("--verbose", action="store_true", help="list every fusion")
+    parser.add_argument(
+        "--verbose", action="store_true", help="list every kernel, refusal and fusion"
+    )
+    parser.add_argument(
+        "--top",
+        type=int,
+        default=12,
+        metavar="N",
+        help="most kernels and refusals that are listed, default %(default)s",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:

@@ -91,11 +91,13 @@ def _interpret_stage(kernel: Kernel, arrays: Sequence, check_races: bool) -> lis
     ]
     for i, output in kernel.aliases:
         outputs[output] = inputs[i]
-    defined = [
+    defined: list = [
         np.full(out_type.shape, n in unsure, bool) for n, out_type in enumerate(kernel.out_types)
     ]
     for _, output in kernel.aliases:
         defined[output][...] = True
+    if not _is_checked(kernel):
+        defined = [None] * len(outputs)
     cpu = jax.local_devices(backend="cpu")[0]
     try:
         with jax.enable_x64(True), jax.default_device(cpu), np.errstate(all="ignore"):
@@ -187,7 +189,10 @@ def _run_grid(
     )
     for index in itertools.product(*map(range, grid)):
         if coordinates != (coordinates := tuple(index[dim] for dim in parallel)) or not scratch:
-            scratch = [_undefined(f"scratch {n}", spec) for n, spec in enumerate(kernel.scratch)]
+            scratch = [
+                _undefined(f"scratch {n}", spec, _is_checked(kernel))
+                for n, spec in enumerate(kernel.scratch)
+            ]
         windows = [
             _window(operand, index, inputs[: kernel.num_scalar_prefetch])
             for operand in kernel.inputs + kernel.outputs
@@ -210,13 +215,23 @@ def _run_grid(
             if writers is not None:
                 _check_race(kernel, n, buffer, window, writers[n], index, parallel)
             _write_block(outputs[n], buffer.data, buffer, window)
-            _write_block(defined[n], buffer.defined, buffer, window)
+            if buffer.defined is not None:
+                _write_block(defined[n], buffer.defined, buffer, window)
 
 
-def _undefined(name: str, spec: Scratch) -> RefMemory:
+def _is_checked(kernel: Kernel) -> bool:
+    """Whether reads of what is not defined are errors.
+
+    Kernels of the fuser compute edges of blocks that nothing needs, and Pallas kernels may merge
+    what is not defined with what is.
+    """
+    return bool(kernel.defined_at) and kernel.origin == "written by hand"
+
+
+def _undefined(name: str, spec: Scratch, is_checked: bool) -> RefMemory:
     data = np.full(spec.shape, poison(spec.dtype), spec.dtype)
     inside = tuple(slice(0, size) for size in spec.shape)
-    return RefMemory(name, data, inside, np.zeros(spec.shape, bool))
+    return RefMemory(name, data, inside, np.zeros(spec.shape, bool) if is_checked else None)
 
 
 @dataclass(frozen=True)
@@ -281,10 +296,7 @@ def _read_block(
     return RefMemory(mapping.origin, data, inside, defined, written)
 
 
-def _write_block(
-    array: np.ndarray, data: np.ndarray | None, buffer: RefMemory, window: Window
-) -> None:
-    assert data is not None, "of results"
+def _write_block(array: np.ndarray, data: np.ndarray, buffer: RefMemory, window: Window) -> None:
     array[window.array] = data[buffer.inside].reshape(array[window.array].shape)
 
 

@@ -1,6 +1,7 @@
 """The report of what was fused: rejected fusions first, accepted ones on request, times of kernels on request."""
 
 import dataclasses
+import json
 import re
 
 import jax
@@ -270,3 +271,76 @@ def test_cost_analysis_multiplies_loops_and_leaves_out_what_values_decide():
 def test_a_loop_names_the_operation_that_leaves_it_to_xla(step, words):
     loop = lambda x: jax.lax.fori_loop(0, 99, lambda _, c: step(c), x)
     assert words in str(pbkern.jit(loop).explain(jnp.ones(5)))
+
+
+# --- the first page
+
+
+def layer(x, w):
+    return jax.nn.softmax(x @ w)
+
+
+def stack_of_layers(x, weights):
+    for n, w in enumerate(weights):
+        with jax.named_scope(f"stage_{n}"):
+            x = layer(x, w)
+    return x.sum()
+
+
+SQUARE = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+
+
+def report_of_gradient(layers, **options):
+    f = pbkern.jit(jax.grad(stack_of_layers, argnums=1))
+    return f.explain(SQUARE, [SQUARE] * layers, **options)
+
+
+def test_places_have_scopes_passes_and_callers():
+    text = str(report_of_gradient(3, verbose=True))
+    assert re.search(
+        r"\(layer\), in stage_1, called from .*test_explain.py:\d+ \(stack_of_layers\)", text
+    )
+    assert re.search(r"\(layer\), in stage_2, backward, called from", text)
+
+
+def test_equal_kernels_and_equal_refusals_are_told_once():
+    few, many = (str(report_of_gradient(layers)).splitlines() for layers in (6, 24))
+    assert len(few) == len(many) <= 60
+    assert any(re.search(r"2\d equal kernels: ", line) for line in many)
+    assert any(re.search(r"not fused, \d+ times: dot_general", line) for line in many)
+
+
+def test_top_limits_kernels_and_refusals():
+    whole, short = report_of_gradient(4), report_of_gradient(4, top=2)
+    count = lambda report: sum(line.startswith("  kernel ") for line in str(report).splitlines())
+    assert count(whole) > count(short) == 2
+    assert "more kernel(s)" in str(short)
+    assert "more kernel(s)" not in str(report_of_gradient(4, top=2, verbose=True))
+
+
+def test_times_by_line_are_those_of_the_kernels():
+    report = report_of_gradient(3)
+    lines = report.by_line()
+    assert sum(lines.values()) == pytest.approx(report.seconds)
+    slowest = next(iter(lines))
+    assert "(layer)" in slowest
+    assert list(lines.values()) == sorted(lines.values(), reverse=True)
+    assert f"{lines[slowest] * 1e6:.1f} us  {slowest}" in str(report)
+
+
+def test_the_report_as_data():
+    report = report_of_gradient(3)
+    data = json.loads(json.dumps(report.as_dict()))
+    assert data["launches"] == len(data["kernels"]) == len(report.kernels)
+    assert data["seconds"] == pytest.approx(sum(k["predicted_seconds"] for k in data["kernels"]))
+    assert data["temporary_bytes"] >= 256 * 256 * 4
+    assert {kernel["bound"] for kernel in data["kernels"]} <= {"memory", "arithmetic"}
+    contexts = {o["context"] for kernel in data["kernels"] for o in kernel["operations"]}
+    assert any("stage_0" in context for context in contexts)
+    assert all(refusal["times"] >= 1 for refusal in data["not_fused"])
+
+
+def test_nothing_to_compile_has_no_figures():
+    report = pbkern.jit(lambda x: x).explain(SQUARE)
+    assert str(report) == "<lambda>: 0 kernel(s), 0 operation(s) left to XLA"
+    assert report.as_dict()["seconds"] == 0

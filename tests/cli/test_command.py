@@ -1,6 +1,7 @@
 """The command: what it prints, how it fails, and what it says of itself."""
 
 import contextlib
+import json
 import os
 import pathlib
 import subprocess
@@ -106,6 +107,8 @@ def test_right_arguments(model, capsys):
     assert main.main(["explain", f"{model}:loss", "--args", "f32[8,8]", "f32[8,8]", "f32[]"]) == 0
     assert main.main(["explain", f"{model}:plain"]) == 0
     assert capsys.readouterr().out.count("kernel(s)") == 3
+    assert main.main(["explain", f"{model}:plain", "--json", "--top", "3"]) == 0
+    assert json.loads(capsys.readouterr().out)["kernels"]
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

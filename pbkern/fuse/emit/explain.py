@@ -1,15 +1,22 @@
-"""Partition, Plan -> Explanation: kernels and their ops, what was not fused and why, with prices, and what XLA keeps."""
+"""Partition, Plan -> Explanation: kernels and their ops, what was not fused and why, with prices, and what XLA keeps.
+
+The text begins with what matters: time, the machine's limit, launches, memory, and time per line of
+the user's source. Equal kernels and equal refusals are told once.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.extend import core as jex
 
-from pbkern._jax import user_line
+from pbkern._jax import context_of_place, user_line
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms
+from pbkern.dsl.host_program import BufferKind, HostProgram
 from pbkern.fuse.algebra.contraction_precision import MATRIX_MODE, multiplies_halves
 from pbkern.fuse.cost.kinds import VIEWS
 from pbkern.fuse.cost.model import Cost
@@ -25,8 +32,9 @@ class KernelReport:
     for. `steps`: steps of a loop in it (`ops` are those of one). `run`: columns that online
     reductions take at a time, or 0. `runs`: how often one call runs it, as in a loop, None if that
     depends on values. `precision`: in which mode its products are multiplied and added; "" where
-    their types say that. `instructions`: matrix instructions that compute its products. All other
-    figures are of one run.
+    their types say that. `instructions`: matrix instructions that compute its products. `contexts`:
+    per op, what tells it from others of its line (scope, caller). `work`: per op, operations as the
+    cost model counts them. All other figures are of one run.
     """
 
     name: str
@@ -40,6 +48,22 @@ class KernelReport:
     runs: int | None = 1
     instructions: tuple[str, ...] = ()
     precision: str = ""
+    contexts: tuple[str, ...] = ()
+    work: tuple[float, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all its runs in one call, measured if they were, else predicted.
+
+        Of one run if values decide how many there are.
+        """
+        one = self.cost.seconds if self.measured is None else self.measured
+        return one * (1 if self.runs is None else self.runs)
+
+    @property
+    def bound(self) -> str:
+        """The resource that bounds it: "memory" or "arithmetic"."""
+        return "memory" if self.cost.memory >= self.cost.compute else "arithmetic"
 
     def __str__(self) -> str:
         price, one = self.cost, self.measured or self.cost.seconds
@@ -60,7 +84,23 @@ class KernelReport:
         products = [f"    products by {name}" for name in self.instructions]
         products += [f"    {self.precision}"] * bool(self.precision)
         last = [f"    last stage: {line}" for line in _by_line(self.finish)]
-        return "\n".join([head, *(f"    {line}" for line in _by_line(self.ops)), *products, *last])
+        lines = _by_line(self.ops, self.contexts)
+        return "\n".join([head, *(f"    {line}" for line in lines), *products, *last])
+
+    @property
+    def content(self) -> tuple:
+        """Equal for kernels of which one stands for all."""
+        figures = (round(self.cost.seconds, 9), self.cost.bytes_moved, self.cost.flops)
+        return (
+            self.grid,
+            self.ops,
+            self.finish,
+            figures,
+            self.measured,
+            self.steps,
+            self.run,
+            self.runs,
+        )
 
     def _times(self, seconds: float) -> str:
         if self.runs == 1:
@@ -92,15 +132,23 @@ class HandWrittenKernel:
         return "\n".join([head, *(f"    {line}" for line in self.lines)])
 
 
+# Lines of the source in the table of times.
+LINES = 8
+# Most kernels, and most refusals, that a report lists unless it is asked for more.
+TOP = 12
+
+
 @dataclass(frozen=True)
 class Explanation:
     """Report of the fuser's work.
 
-    `str()` is the text: kernels, then what was not fused, then a count of what was.
+    `str()` is the text: figures of the whole, time by line of the source, kernels in launch order,
+    what was not fused, then a count of what was. `as_dict()` is the same as data.
 
     `kernels` are the fuser's, `written` the hand-written ones (api/explain_handwritten.py adds
-    them). `planned_anew`: why the plan is not kept on disk. With `verbose`, fusions are listed too,
-    and what was refused at first and fused later.
+    them). `planned_anew`: why the plan is not kept on disk. `temporaries`: bytes of arrays between
+    kernels. `top`: most kernels and most refusals in the text, those that take or would save most.
+    With `verbose`, all of them are, fusions too, and what was refused at first and fused later.
     """
 
     name: str
@@ -110,9 +158,16 @@ class Explanation:
     written: tuple[HandWrittenKernel, ...] = ()
     verbose: bool = False
     planned_anew: str = ""
+    temporaries: int = 0
+    top: int = TOP
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all fused kernels in one call, measured where they were, else predicted."""
+        return sum(kernel.seconds for kernel in self.kernels)
 
     def __str__(self) -> str:
-        edges = [edge for edge in self.edges if edge.producer.primitive.name not in VIEWS]
+        edges = self._edges()
         fused = [edge for edge in edges if edge.fused]
         grouped = sum(kernel.origin == GROUPED for kernel in self.written)
         users = len(self.written) - grouped
@@ -120,14 +175,12 @@ class Explanation:
         out = [
             f"{self.name}: {len(self.kernels) + grouped} kernel(s){written}, {len(self.left)} operation(s) left to XLA"
         ]
-        out += [f"  kernel {kernel}" for kernel in (*self.kernels, *self.written)]
-        out += dict.fromkeys(
-            f"  {_edge(edge)}"
-            for edge in edges
-            if not edge.fused and (self.verbose or not edge.superseded)
-        )
+        out += self._figures()
+        out += self._kernel_lines()
+        out += [f"  kernel {kernel}" for kernel in self.written]
+        out += self._refusals([edge for edge in edges if not edge.fused])
         if self.verbose:
-            out += [f"  {_edge(edge)}" for edge in fused]
+            out += [f"  {_edge([edge])}" for edge in fused]
         elif fused:
             saved = sum(edge.bytes_saved for edge in fused) / 1e6
             out.append(
@@ -136,6 +189,149 @@ class Explanation:
         out += [f"  XLA: {x.op} at {x.at or 'unknown line'}: {x.why}" for x in self.left]
         out += [f"  planned anew in each process: {self.planned_anew}"] * bool(self.planned_anew)
         return "\n".join(out)
+
+    def by_line(self) -> dict[str, float]:
+        """Line of the source -> seconds, the slowest first; a kernel's time is divided as the work of its operations is.
+
+        Forward and backward operations of a line count together.
+        """
+        lines: dict[str, float] = {}
+        for kernel in self.kernels:
+            whole = sum(kernel.work)
+            for (_, at), work in zip(kernel.ops, kernel.work):
+                part = work / whole if whole else 1 / len(kernel.ops)
+                line = at or "unknown line"
+                lines[line] = lines.get(line, 0.0) + kernel.seconds * part
+        return dict(sorted(lines.items(), key=lambda item: -item[1]))
+
+    def as_dict(self) -> dict:
+        """The report as values that JSON has: seconds, bytes, operations, lines of the source."""
+        kernels = [
+            {
+                "name": kernel.name,
+                "grid": list(kernel.grid),
+                "runs": kernel.runs,
+                "predicted_seconds": kernel.cost.seconds,
+                "measured_seconds": kernel.measured,
+                "limit_seconds": kernel.cost.limit,
+                "bound": kernel.bound,
+                "bytes_moved": kernel.cost.bytes_moved,
+                "flops": kernel.cost.flops,
+                "recompute": kernel.cost.recompute,
+                "instructions": list(kernel.instructions),
+                "operations": [
+                    {"primitive": name, "at": at, "context": context}
+                    for (name, at), context in zip(kernel.ops, kernel.contexts)
+                ],
+            }
+            for kernel in self.kernels
+        ]
+        refused = [edge for edge in self._edges() if not edge.fused and not edge.superseded]
+        return {
+            "name": self.name,
+            "seconds": self.seconds,
+            "limit_seconds": self._limit(),
+            "launches": self._launches(),
+            "bytes_moved": self._bytes_moved(),
+            "temporary_bytes": self.temporaries,
+            "seconds_by_line": self.by_line(),
+            "kernels": kernels,
+            "written": [
+                {
+                    "name": kernel.name,
+                    "origin": kernel.origin,
+                    "at": kernel.at,
+                    "grid": list(kernel.grid),
+                }
+                for kernel in self.written
+            ],
+            "not_fused": [
+                {
+                    "operation": _name(group[0].producer),
+                    "at": user_line(group[0].producer),
+                    "why": group[0].why,
+                    "times": len(group),
+                    "bytes": sum(edge.bytes_saved for edge in group),
+                }
+                for group in _alike(refused)
+            ],
+            "left_to_xla": [{"operation": x.op, "at": x.at, "why": x.why} for x in self.left],
+        }
+
+    def _edges(self) -> list[Edge]:
+        return [edge for edge in self.edges if edge.producer.primitive.name not in VIEWS]
+
+    def _limit(self) -> float:
+        return sum(kernel.cost.limit * (kernel.runs or 1) for kernel in self.kernels)
+
+    def _launches(self) -> int:
+        return sum(kernel.runs or 1 for kernel in self.kernels)
+
+    def _bytes_moved(self) -> int:
+        return sum(kernel.cost.bytes_moved * (kernel.runs or 1) for kernel in self.kernels)
+
+    def _figures(self) -> list[str]:
+        """Time, limit, launches and memory of the whole, and the lines that take most of the time."""
+        if not self.kernels:
+            return []
+        kind = "predicted" if any(k.measured is None for k in self.kernels) else "measured"
+        least = " at least: values decide how often some run" if self._has_unknown_runs() else ""
+        out = [
+            f"  {self.seconds * 1e6:.1f} us {kind} in {self._launches()} launch(es){least}; "
+            f"{self._limit() * 1e6:.1f} us at the machine's limit; "
+            f"{self._bytes_moved() / 1e6:.2f} MB moved, {self.temporaries / 1e6:.2f} MB of temporaries"
+        ]
+        lines = self.by_line()
+        if len(self.kernels) > 1 and len(lines) > 1 and self.seconds:
+            out.append("  time by line:")
+            out += [
+                f"    {100 * seconds / self.seconds:3.0f} %  {seconds * 1e6:.1f} us  {line}"
+                for line, seconds in list(lines.items())[:LINES]
+            ]
+        return out
+
+    def _has_unknown_runs(self) -> bool:
+        return any(kernel.runs is None for kernel in self.kernels)
+
+    def _kernel_lines(self) -> list[str]:
+        """Kernels in launch order: each, or the slowest, with the number of equal ones."""
+        if self.verbose:
+            return [f"  kernel {kernel}" for kernel in self.kernels]
+        groups: dict[tuple, list[KernelReport]] = {}
+        for kernel in self.kernels:
+            groups.setdefault(kernel.content, []).append(kernel)
+        seconds = {key: sum(kernel.seconds for kernel in group) for key, group in groups.items()}
+        shown = sorted(groups, key=lambda key: -seconds[key])[: self.top]
+        out = []
+        for key in (key for key in groups if key in shown):
+            first, *rest = groups[key]
+            equal = (
+                f"\n    {len(rest) + 1} equal kernels: {first.name} to {rest[-1].name}"
+                if rest
+                else ""
+            )
+            out.append(f"  kernel {first}{equal}")
+        hidden = [key for key in groups if key not in shown]
+        if hidden:
+            count = sum(len(groups[key]) for key in hidden)
+            time = sum(seconds[key] for key in hidden) * 1e6
+            out.append(
+                f"  {count} more kernel(s), {time:.1f} us together; top=N or verbose=True lists them"
+            )
+        return out
+
+    def _refusals(self, edges: list[Edge]) -> list[str]:
+        if self.verbose:
+            return list(dict.fromkeys(f"  {_edge([edge])}" for edge in edges))
+        groups = _alike([edge for edge in edges if not edge.superseded])
+        largest = sorted(groups, key=lambda group: -sum(edge.bytes_saved for edge in group))[
+            : self.top
+        ]
+        out = [f"  {_edge(group)}" for group in groups if group in largest]
+        if len(groups) > len(largest):
+            count = len(groups) - len(largest)
+            out.append(f"  {count} more that were not fused; top=N or verbose=True lists them")
+        return out
 
     def with_instructions(self, names: Mapping[str, tuple[str, ...]]) -> Explanation:
         """Adds matrix instructions of kernels, by the kernels' names."""
@@ -154,23 +350,35 @@ class Explanation:
         return dataclasses.replace(self, kernels=kernels)
 
 
-def _by_line(ops: Iterable[tuple[str, str | None]]) -> list[str]:
+def _by_line(ops: Iterable[tuple[str, str | None]], contexts: Sequence[str] = ()) -> list[str]:
+    """Operations of each line of the source and context."""
     lines: dict[str, list[str]] = {}
-    for op, at in ops:
-        lines.setdefault(at or "unknown line", []).append(op)
-    return [f"{', '.join(operations)}  at {at}" for at, operations in lines.items()]
+    for n, (op, at) in enumerate(ops):
+        context = contexts[n] if contexts else ""
+        place = f"{at or 'unknown line'}{context and ', '}{context}"
+        lines.setdefault(place, []).append(op)
+    return [f"{', '.join(operations)}  at {place}" for place, operations in lines.items()]
 
 
-def _edge(edge: Edge) -> str:
+def _alike(edges: Iterable[Edge]) -> list[list[Edge]]:
+    """Edges of one operation and line with one reason together, in the order of the first."""
+    groups: dict[tuple, list[Edge]] = {}
+    for edge in edges:
+        key = (_name(edge.producer), user_line(edge.producer), edge.why)
+        groups.setdefault(key, []).append(edge)
+    return list(groups.values())
+
+
+def _edge(group: Sequence[Edge]) -> str:
+    """One line for edges that are alike."""
+    edge, times = group[0], f", {len(group)} times" if len(group) > 1 else ""
     verdict = "fused" if edge.fused else "not fused at first" if edge.superseded else "not fused"
-    price = (
-        f", {edge.before * 1e6:.1f} us apart, {edge.after * 1e6:.1f} us together"
-        if edge.after
-        else ""
-    )
-    saved = f"{'saves' if edge.fused else 'would save'} {edge.bytes_saved / 1e6:.2f} MB"
+    before, after = (sum(getattr(e, side) for e in group) * 1e6 for side in ("before", "after"))
+    price = f", {before:.1f} us apart, {after:.1f} us together" if after else ""
+    megabytes = sum(e.bytes_saved for e in group) / 1e6
+    saved = f"{'saves' if edge.fused else 'would save'} {megabytes:.2f} MB"
     return (
-        f"{verdict}: {_name(edge.producer)} at "
+        f"{verdict}{times}: {_name(edge.producer)} at "
         f"{user_line(edge.producer) or 'unknown line'}: {edge.why}; {saved}{price}"
     )
 
@@ -190,9 +398,24 @@ def report(name: str, node: Node, options: FuseOptions) -> KernelReport:
     source = "the default of this device" if options.is_default_precision else "as asked"
     precision = f"products of float16, sums of float32: {MATRIX_MODE}, {source}" if is_mixed else ""
     return KernelReport(
-        name, schedule.grid, _ops(node), cost, finish, steps=wave.steps if wave else 1, run=run,
+        name,
+        schedule.grid,
+        _ops(node),
+        cost,
+        finish,
+        steps=wave.steps if wave else 1,
+        run=run,
         precision=precision,
-    )  # fmt: skip
+        contexts=tuple(map(context_of_place, _equations(node))),
+        work=tuple(_work(eqn, options) for eqn in _equations(node)),
+    )
+
+
+def _work(eqn: jex.JaxprEqn, options: FuseOptions) -> float:
+    """Operations of an equation, as the cost model counts them; views have none."""
+    if eqn.primitive.name in VIEWS or not eqn.outvars:
+        return 0.0
+    return options.machine.operations(eqn) * math.prod(array_aval(eqn.outvars[0]).shape)
 
 
 def _equations(node: Node) -> Sequence[jex.JaxprEqn]:
@@ -218,7 +441,18 @@ def explain(name: str, parts: Partition, plan, options: FuseOptions) -> Explanat
         )
         for edge in parts.edges
     )
-    return Explanation(name, kernels, tuple(edges), tuple(plan.left_to_xla()))
+    temporaries = sum(map(_temporary_bytes, plan.programs()))
+    left = tuple(plan.left_to_xla())
+    return Explanation(name, kernels, tuple(edges), left, temporaries=temporaries)
+
+
+def _temporary_bytes(program: HostProgram) -> int:
+    """Bytes of arrays between the kernels of a program: those of one slot share their memory."""
+    slots: dict[object, int] = {}
+    for buffer in program.of_kind(BufferKind.TEMP):
+        slot = buffer.name if buffer.slot < 0 else buffer.slot
+        slots[slot] = max(slots.get(slot, 0), buffer.type.nbytes)
+    return sum(slots.values())
 
 
 class _EquationPlaces:

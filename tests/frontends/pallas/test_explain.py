@@ -31,17 +31,17 @@ def copy_counted(x_ref, count_ref, o_ref):
     o_ref[...] = x_ref[...]
 
 
-def summed(x_ref, o_ref, sum_ref):
-    sum_ref[...] += x_ref[...]
-    o_ref[...] = sum_ref[...]
-
-
 def summed_anew(x_ref, o_ref, sum_ref, axis=1):
     @pbkern.when(pbkern.program_id(axis) == 0)
     def _():
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
-    summed(x_ref, o_ref, sum_ref)
+    sum_ref[...] += x_ref[...]
+    o_ref[...] = sum_ref[...]
+
+
+def summed(x_ref, o_ref, sum_ref):
+    summed_anew(x_ref, o_ref, sum_ref, axis=0)
 
 
 def make(body=copy, **options):
