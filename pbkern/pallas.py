@@ -31,6 +31,7 @@ from pbkern.dsl.call import kernel_p
 from pbkern.dsl.primitives.prng_keys import is_key
 from pbkern.dsl.transformations.rules import kernel_tangents
 from pbkern.frontends.pallas.call import import_call
+from pbkern.frontends.pallas.likeness import answers
 from pbkern.frontends.pallas.mesh import call_params
 from pbkern.frontends.pallas.transposed_operands import in_place
 from pbkern.targets import get_target
@@ -95,11 +96,17 @@ def uninstall() -> None:
 
 
 @contextlib.contextmanager
-def installed(target: str | None = None) -> Iterator[None]:
+def installed(target: str | None = None, *, like: str | None = None) -> Iterator[None]:
     """install() for the duration of a `with` block.
 
     Args:
       target: as of `install`.
+      like: a device, "tpu v6e" or "gpu sm_90": libraries that ask JAX which device there is are
+        answered as that one would, and choose their kernels for it. They ask jax.default_backend(),
+        a device's platform, device_kind, core_count, num_cores or compute_capability, or
+        pltpu.get_tpu_info(). Arrays and programs stay where they are. None: the truth.
+
+    Raises OptionError for a device of which there are no answers.
 
     Examples:
       >>> from jax.experimental import pallas as pl
@@ -108,12 +115,21 @@ def installed(target: str | None = None) -> Iterator[None]:
       >>> with pbkern.pallas.installed():
       ...     pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct((4,), "float32"))(jnp.ones(4)).tolist()
       [2.0, 2.0, 2.0, 2.0]
+      >>> with pbkern.pallas.installed(like="gpu sm_90"):
+      ...     jax.default_backend(), jax.devices()[0].compute_capability
+      ('gpu', '9.0')
     """
     before = bool(_installed)
+    stop_answering = answers(like) if like else None
     install(target)
+    if stop_answering:
+        jax.clear_caches()  # what was traced before has asked the device that there is
     try:
         yield
     finally:
+        if stop_answering:
+            stop_answering()
+            jax.clear_caches()
         if not before:
             uninstall()
 
