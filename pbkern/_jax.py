@@ -884,7 +884,12 @@ def answer_as(platform: str, **attributes) -> Callable[[], None]:
 
 
 # Modules of JAX that choose blocks and variants of kernels by the device.
-_ASKING_MODULES = ("jax.experimental.pallas.ops", "jax._src.pallas.mosaic.tpu_info")
+_ASKING_MODULES = (
+    "jax.experimental.pallas.ops",
+    "jax._src.pallas.mosaic.tpu_info",
+    "jax._src.pallas.triton.gpu_info",  # this and the next since 0.11
+    "jax._src.tpu_info",
+)
 
 
 def _asks_from_inside(frame: FrameType) -> bool:

@@ -7,7 +7,9 @@ InterpretParams still reach JAX's own interpreters. Kernels that ask for the mac
 (pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as
 they were written; meshes that ask the device for its cores (pltpu.create_tensorcore_mesh) have one.
 jax.export cannot carry machine code of this process: exported programs contain JAX's interpretation
-of the kernel.
+of the kernel. `installed(like="tpu v6e")` answers libraries that ask which device there is
+(frontends/pallas/likeness.py). The other way, a kernel of pbkern as a pallas_call, is `to_pallas`
+(frontends/pallas/export/call.py).
 """
 
 from __future__ import annotations

@@ -58,6 +58,8 @@ class CompilerParams(CheckedParams):
         installed JAX does.
       fuse_transposed_lhs_in_matmul: let products take a transposed left operand as it is. Default
         False.
+      opt_level: how hard the compiler works, a member of JAX's OptLevel; refused by versions of JAX
+        that lack it. Default None: as they choose.
 
     Examples:
       >>> params = pbkern.tpu.CompilerParams(dimension_semantics=("parallel",), vmem_limit_bytes=2**20)
@@ -82,6 +84,7 @@ class CompilerParams(CheckedParams):
     use_tc_tiling_on_sc: bool | None = None
     needs_layout_passes: bool | None = None
     fuse_transposed_lhs_in_matmul: bool = False
+    opt_level: Any = None
 
     target_name: ClassVar[str] = "tpu"
 

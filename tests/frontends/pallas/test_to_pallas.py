@@ -1,6 +1,11 @@
 """Kernels written here, handed to JAX's Pallas: its interpreters, and its compiler for TPUs by cross-lowering."""
 
 import dataclasses
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +55,101 @@ def test_kernels_lower_for_tpus(name):
     case = CASES[name]()
     text = for_tpu(case.kernel.to_pallas(target="tpu"), *case.operands)
     assert text.count("stablehlo.custom_call @tpu_custom_call") == len(case.traced().stages)
+
+
+# (tutorial, its kernel, names of its operands there or arrays, what the kernel computes in plain NumPy and JAX)
+TUTORIALS = [
+    ("01_first_kernel", "scale_rows", ("x", "scale"), lambda x, scale: x * scale),
+    ("01_first_kernel", "column_sums", ("x",), lambda x: x.sum(0, keepdims=True)),
+    ("05_attention", "flash", ("q", "k", "v"), lambda q, k, v: jax.nn.softmax(
+        q @ np.swapaxes(k, 1, 2) / np.sqrt(q.shape[-1])) @ v),
+    ("14_gradient_of_a_kernel", "running_product", ("y",), lambda y: np.cumprod(y, 0)),
+    ("14_gradient_of_a_kernel", "power", (np.array([3], np.int32), np.full(8, 1.5, np.float32)), lambda n, x: x**4),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interpreter", INTERPRETERS)
+@pytest.mark.parametrize(("tutorial", "name", "operands", "plain"), TUTORIALS)
+def test_kernels_of_tutorials(tutorial, name, operands, plain, interpreter, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = pathlib.Path(__file__).parents[3] / "tutorials"
+    names = runpy.run_path(str(folder / f"{tutorial}.py"))
+    arrays = [names[x] if isinstance(x, str) else x for x in operands]
+    close(names[name].to_pallas(**INTERPRETERS[interpreter])(*arrays), plain(*arrays))
+    assert "tpu_custom_call" in for_tpu(names[name].to_pallas(target="tpu"), *arrays)
+
+
+def test_fused_kernels_are_handed_on():
+    f = pbkern.jit(lambda a, b: jax.nn.gelu(a @ b))
+    a, b = numbers(64, 64), numbers(64, 64, seed=1)
+    (kernel,) = f.kernels(a, b)
+    for options in INTERPRETERS.values():
+        close(kernel.to_pallas(**options)(a, b), [jax.nn.gelu(a @ b)])
+
+
+@pytest.mark.parametrize("interpreter", INTERPRETERS)
+@pytest.mark.parametrize("first", [1.0, -1.0])
+def test_a_number_that_a_value_leaves_unwritten(interpreter, first):
+    @pbkern.kernel(out_shape=s())
+    def chosen(x, o):
+        @pbkern.when(x[0] > 0)
+        def _():
+            o[...] = x[1] + x[0]
+
+    got = chosen.to_pallas(**INTERPRETERS[interpreter])(np.array([first, 5], np.float32))
+    close(got, 6.0 if first > 0 else 0.0)
+
+
+@pytest.mark.parametrize("interpreter", INTERPRETERS)
+def test_columns(interpreter):
+    """Single columns, at places that are known or not, and every second column."""
+
+    @pbkern.kernel(out_shape=[s(8, 4), s(8, 4)])
+    def columns(at, x, o, halves):
+        o[...] = jnp.zeros_like(o)
+        o[:, 1] = x[:, at[0]]
+        o[2, at[1]] += x[3, at[0]]
+        halves[...] = x[:, 1:9:2]
+
+    at, x = np.array([5, 3], np.int32), numbers(8, 9)
+    want = np.zeros((8, 4), np.float32)
+    want[:, 1] = x[:, 5]
+    want[2, 3] += x[3, 5]
+    close(columns.to_pallas(**INTERPRETERS[interpreter])(at, x), [want, x[:, 1:9:2]])
+    assert "tpu_custom_call" in for_tpu(columns.to_pallas(target="tpu"), at, x)
+
+
+COMPILE = """
+import sys
+import jax
+from jax.experimental import topologies
+from tests.dsl.differentiable_kernels import CASES
+
+devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+sharding = jax.sharding.SingleDeviceSharding(devices[0])
+for name, make in CASES.items():
+    case = make()
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in case.operands]
+    jax.jit(case.kernel.to_pallas(target="tpu")).lower(*types).compile()
+    print(name)
+"""
+# libtpu asks a machine of Google's for these where they are not given.
+NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
+    "JAX_PLATFORMS": "cpu",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_a_tpu_without_one():
+    """The compiler behind the lowering, which refuses more than the lowering does."""
+    pytest.importorskip("libtpu")
+    root = pathlib.Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], cwd=root, env=os.environ | NO_TPU, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.stdout.split() == list(CASES), done.stderr
 
 
 def test_a_traced_kernel_returns_a_list():

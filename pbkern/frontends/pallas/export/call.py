@@ -167,9 +167,11 @@ def _shared_operand(kernel: Kernel, number: int, output: ArrayBlocks) -> ArrayBl
     it, that must be what a Kernel means: no other program has written to them.
     """
     mapping = kernel.inputs[number]
-    is_read = number in _jax.read_inputs(kernel.body.jaxpr)
+    is_prefetched = number < kernel.num_scalar_prefetch  # index maps may read it, too
+    is_read = is_prefetched or number in _jax.read_inputs(kernel.body.jaxpr)
     same = (mapping.dims, mapping.starts) == (output.mapping.dims, output.mapping.starts)
-    if is_read and not (same and None not in mapping.starts and _moves_always(kernel, mapping)):
+    is_safe = same and None not in mapping.starts and _moves_always(kernel, mapping)
+    if is_read and (is_prefetched or not is_safe):
         raise UnsupportedOp(
             f"{mapping.origin} of kernel `{kernel.name}` shares memory with a result, in Pallas",
             at=kernel.defined_at or None,
