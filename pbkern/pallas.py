@@ -121,19 +121,15 @@ def installed(target: str | None = None, *, like: str | None = None) -> Iterator
       ...     jax.default_backend(), jax.devices()[0].compute_capability
       ('gpu', '9.0')
     """
-    before = bool(_installed)
-    stop_answering = answers(like) if like else None
-    install(target)
-    if stop_answering:
-        jax.clear_caches()  # what was traced before has asked the device that there is
-    try:
-        yield
-    finally:
-        if stop_answering:
-            stop_answering()
+    with contextlib.ExitStack() as undo:
+        if like:
+            undo.callback(jax.clear_caches)  # what is traced meanwhile has asked another device
+            undo.callback(answers(like))
             jax.clear_caches()
-        if not before:
-            uninstall()
+        if not _installed:
+            install(target)
+            undo.callback(uninstall)
+        yield
 
 
 def _lower(ctx, *nodes, interpret, **params):

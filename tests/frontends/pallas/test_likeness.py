@@ -73,17 +73,15 @@ def test_a_library_that_asks_runs_its_kernel():
 
 
 def test_answers_change_where_the_kernels_are_installed_already():
-    pbkern.pallas.install()
-    try:
-        with pbkern.pallas.installed(like="tpu v4"):
-            assert jax.devices()[0].device_kind == "TPU v4"
-            with pbkern.pallas.installed(like="gpu a100"):
-                assert jax.devices()[0].compute_capability == "8.0"
-            assert jax.devices()[0].device_kind == "TPU v4"
-        assert jax.devices()[0].device_kind == "cpu"
-        assert pbkern.pallas._installed == ["cpu"]
-    finally:
-        pbkern.pallas.uninstall()
+    """As they are for every test of this folder."""
+    assert pbkern.pallas._installed == ["cpu"]
+    with pbkern.pallas.installed(like="tpu v4"):
+        assert jax.devices()[0].device_kind == "TPU v4"
+        with pbkern.pallas.installed(like="gpu a100"):
+            assert jax.devices()[0].compute_capability == "8.0"
+        assert jax.devices()[0].device_kind == "TPU v4"
+    assert jax.devices()[0].device_kind == "cpu"
+    assert pbkern.pallas._installed == ["cpu"]
 
 
 @pytest.mark.parametrize("like", ["tpu", "tpu v99", "gpu", "gpu sm_1", "npu x"])
@@ -92,4 +90,3 @@ def test_unknown_devices_are_refused(like):
     with pytest.raises(OptionError), pbkern.pallas.installed(like=like):
         pass
     assert answers() == truth
-    assert not pbkern.pallas._installed
