@@ -6,7 +6,7 @@ import gc
 _was_collecting = gc.isenabled()
 gc.disable()
 
-from pbkern import amdgpu, config, cpu, device_helpers, errors, nvgpu, options, pallas, testing
+from pbkern import amdgpu, config, cpu, device_helpers, errors, nvgpu, options, pallas, testing, tpu
 from pbkern.aot.decorator import polyblocks_aot_jax
 from pbkern.aot.frameworks import polyblocks_aot_tf, polyblocks_aot_torch
 from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
@@ -124,6 +124,7 @@ __all__ = [
     "source",
     "store",
     "testing",
+    "tpu",
     "tune",
     "when",
 ]

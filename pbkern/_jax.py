@@ -786,6 +786,13 @@ def pallas() -> SimpleNamespace:
     )
 
 
+def lowers_for_tpu(primitive) -> bool:
+    """Whether Pallas's compiler for TPUs has code for a primitive on a TensorCore."""
+    from jax._src.pallas.mosaic import core, lowering
+
+    return primitive in lowering.lowering_rules[core.CoreType.TC]
+
+
 def loaded_pallas():
     """Pallas's module of grids and block specs, if the user has imported it."""
     return sys.modules.get("jax._src.pallas.core")
@@ -849,6 +856,79 @@ def tpu_infos() -> tuple[dict, Callable]:
 
     return tpu_info.registry, lambda: tpu_info.get_tpu_info_for_chip(
         tpu_info.ChipVersion.TPU_V6E, 1
+    )
+
+
+def tpu_kinds() -> dict[str, str]:
+    """Generation, as "v6e" -> device_kind of such TPUs."""
+    from jax._src.pallas.mosaic import tpu_info
+
+    names = [version.value for version in tpu_info.ChipVersion]
+    kinds = {name: [f"TPU {name}", f"TPU{name}"] for name in names}
+    kinds["v4i"] = ["TPU v4 lite"]
+    version_of = tpu_info.chip_version_from_device_kind
+    return {
+        name: kind
+        for name, candidates in kinds.items()
+        for kind in candidates
+        if getattr(version_of(kind), "value", None) == name
+    }
+
+
+def answer_as(platform: str, **attributes) -> Callable[[], None]:
+    """jax.default_backend() and attributes of devices answer so to callers outside of JAX and pbkern.
+
+    Pallas's kernels and its table of TPUs count as outside: they choose blocks by the answers.
+    Returns what undoes it. Attributes are replaced on the class of devices: JAX has no registry for
+    them.
+    """
+    answers = {"platform": platform, **attributes}
+    device_class = type(jax.devices()[0])
+    stock = {name: vars(device_class).get(name) for name in answers}
+    stock_backend = jax.default_backend
+
+    def attribute(name: str) -> property:
+        def answer(device):
+            if not _asks_from_inside(sys._getframe(1)):
+                return answers[name]
+            if stock[name] is None:  # which some devices have under this name in another place
+                raise AttributeError(f"device {device} has no attribute {name!r}")
+            return stock[name].__get__(device)
+
+        return property(answer)
+
+    @functools.wraps(stock_backend)
+    def default_backend() -> str:
+        return stock_backend() if _asks_from_inside(sys._getframe(1)) else platform
+
+    def undo() -> None:
+        jax.default_backend = stock_backend
+        for name, descriptor in stock.items():
+            if descriptor is None:
+                delattr(device_class, name)
+            else:
+                setattr(device_class, name, descriptor)
+
+    jax.default_backend = default_backend
+    for name in answers:
+        setattr(device_class, name, attribute(name))
+    return undo
+
+
+# Modules of JAX that choose blocks and variants of kernels by the device.
+_ASKING_MODULES = (
+    "jax.experimental.pallas.ops",
+    "jax._src.pallas.mosaic.tpu_info",
+    "jax._src.pallas.triton.gpu_info",  # this and the next since 0.11
+    "jax._src.tpu_info",
+)
+
+
+def _asks_from_inside(frame: FrameType) -> bool:
+    """Whether a frame is JAX's own or pbkern's."""
+    name = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0] in ("jax", "jaxlib", "pbkern") and not name.startswith(
+        _ASKING_MODULES
     )
 
 

@@ -7,7 +7,9 @@ InterpretParams still reach JAX's own interpreters. Kernels that ask for the mac
 (pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as
 they were written; meshes that ask the device for its cores (pltpu.create_tensorcore_mesh) have one.
 jax.export cannot carry machine code of this process: exported programs contain JAX's interpretation
-of the kernel.
+of the kernel. `installed(like="tpu v6e")` answers libraries that ask which device there is
+(frontends/pallas/likeness.py). The other way, a kernel of pbkern as a pallas_call, is `to_pallas`
+(frontends/pallas/export/call.py).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pbkern.dsl.body_rewrites.narrow_floats import is_narrow_float
 from pbkern.dsl.call import kernel_p
 from pbkern.dsl.transformations.rules import kernel_tangents
 from pbkern.frontends.pallas.call import held_like, import_call
+from pbkern.frontends.pallas.likeness import answers
 from pbkern.frontends.pallas.mesh import call_params
 from pbkern.frontends.pallas.transposed_operands import in_place
 from pbkern.targets import get_target
@@ -93,11 +96,17 @@ def uninstall() -> None:
 
 
 @contextlib.contextmanager
-def installed(target: str | None = None) -> Iterator[None]:
+def installed(target: str | None = None, *, like: str | None = None) -> Iterator[None]:
     """install() for the duration of a `with` block.
 
     Args:
       target: as of `install`.
+      like: a device, "tpu v6e" or "gpu sm_90": libraries that ask JAX which device there is are
+        answered as that one would, and choose their kernels for it. They ask jax.default_backend(),
+        a device's platform, device_kind, core_count, num_cores or compute_capability, or
+        pltpu.get_tpu_info(). Arrays and programs stay where they are. None: the truth.
+
+    Raises OptionError for a device of which there are no answers.
 
     Examples:
       >>> from jax.experimental import pallas as pl
@@ -106,14 +115,19 @@ def installed(target: str | None = None) -> Iterator[None]:
       >>> with pbkern.pallas.installed():
       ...     pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct((4,), "float32"))(jnp.ones(4)).tolist()
       [2.0, 2.0, 2.0, 2.0]
+      >>> with pbkern.pallas.installed(like="gpu sm_90"):
+      ...     jax.default_backend(), jax.devices()[0].compute_capability
+      ('gpu', '9.0')
     """
-    before = bool(_installed)
-    install(target)
-    try:
+    with contextlib.ExitStack() as undo:
+        if like:
+            undo.callback(jax.clear_caches)  # what is traced meanwhile has asked another device
+            undo.callback(answers(like))
+            jax.clear_caches()
+        if not _installed:
+            install(target)
+            undo.callback(uninstall)
         yield
-    finally:
-        if not before:
-            uninstall()
 
 
 def _lower(ctx, *nodes, interpret, **params):

@@ -33,6 +33,7 @@ from pbkern.dsl.call import kernel_p
 from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call
+from pbkern.frontends.pallas.export.call import pallas_function
 from pbkern.fuse.simplify.driver import retrace as rewrite_equations
 from pbkern.targets import get_target
 from pbkern.targets.target import Target
@@ -380,13 +381,7 @@ def warn_of_gathering(kernel: Kernel, devices: int) -> None:
 
 def _lower_kernel(ctx, *operands, kernel: Kernel, target: str):
     if _jax.is_for_export(ctx):
-        raise TargetError(
-            f"kernel `{kernel.name}` cannot be exported",
-            at=kernel.defined_at or None,
-            why="its machine code belongs to this process, and it has no equations that XLA could run instead",
-            hint="export a function without hand-written kernels",
-        )
-
+        return _exported_kernel(ctx, *operands, kernel=kernel)
     warn_of_gathering(kernel, _jax.partitioned_over(ctx))
 
     def traced(*args):
@@ -400,6 +395,27 @@ def _lower_kernel(ctx, *operands, kernel: Kernel, target: str):
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 
 
+def _exported_kernel(ctx, *operands, kernel: Kernel):
+    """A hand-written kernel in a module that leaves this process: what JAX's interpreter of Pallas makes of it."""
+    if checks.can_fail(kernel):
+        raise TargetError(
+            f"kernel `{kernel.name}` cannot be exported",
+            at=kernel.defined_at or None,
+            why="it has checks, and an exported program cannot raise their errors",
+            hint="leave pbkern.check and pbkern.fail out of kernels that are exported",
+        )
+    warn_of_export(kernel.name)
+    run = pallas_function(kernel, interpret=True)
+    return mlir.lower_fun(lambda *args: run(*args), multiple_results=True)(ctx, *operands)
+
+
+def _lower_kernel_for_tpu(ctx, *operands, kernel: Kernel):
+    """A hand-written kernel on a TPU: JAX's compiler there has it, also in modules that leave this process."""
+    run = pallas_function(kernel, "tpu")
+    return mlir.lower_fun(lambda *args: run(*args), multiple_results=True)(ctx, *operands)
+
+
+mlir.register_lowering(kernel_p, _lower_kernel_for_tpu, platform="tpu")
 mlir.register_lowering(call.call_p, _lower_call)
 for _platform, _target in (("cpu", "cpu"), ("cuda", "nvgpu"), ("rocm", "amdgpu")):
     mlir.register_lowering(

@@ -320,6 +320,27 @@ class Kernel:
         """DSL source that rebuilds the kernel."""
         return print_as_source[0](self)
 
+    def to_pallas(self, *, target: str | None = None, interpret: Any = False) -> Callable:
+        """A function, made by pl.pallas_call, from arrays of `in_types` to a list of results.
+
+        Args:
+          target: "tpu": blocks and accesses are such that JAX's Pallas compiles them for TPUs, with
+            the kernel's pbkern.tpu.CompilerParams. None: for JAX's interpreters.
+          interpret: as of pl.pallas_call: True, or pltpu.InterpretParams.
+
+        Raises UnsupportedOp, at the kernel's line or when called at that of its body, for what Pallas
+        has no counterpart of.
+
+        Examples:
+          >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((4,), "float32"))
+          ... def doubled(x, o):
+          ...     o[...] = 2 * x[...]
+          >>> traced = doubled.trace(jnp.ones(4))
+          >>> traced.to_pallas(interpret=True)(jnp.arange(4.0))[0].tolist()
+          [0.0, 2.0, 4.0, 6.0]
+        """
+        return make_pallas_function[0](self, target, interpret)
+
     def __str__(self) -> str:
         return self.source()
 
@@ -349,3 +370,5 @@ def with_input_fusion(params: Mapping, flags: Sequence[bool]) -> dict:
 # Set by printer.py and call.py, which know of tracing: a kernel itself does not.
 print_as_source: list[Callable[[Kernel], str]] = []
 call_traced: list[Callable[..., list]] = []
+# Set by frontends/pallas/export/call.py: (kernel, target, interpret) -> function of arrays.
+make_pallas_function: list[Callable[[Kernel, str | None, Any], Callable]] = []

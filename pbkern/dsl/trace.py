@@ -314,13 +314,43 @@ class KernelFunction(PublicNames, PickledByName):
 
     def _bound(self, *args) -> Any:
         """Binds the primitive to arguments of any kind."""
+        return self._applied(
+            args, lambda kernel: functools.partial(call_kernel, kernel, interpret=self._interprets)
+        )
+
+    def _applied(self, args: Sequence, function_of: Callable[[Kernel], Callable]) -> Any:
+        """Results of function_of(Kernel for these arguments), in the structure of out_shape."""
         arrays = checked_arrays(args, self._at)
         kernel = self.trace(*arrays)
         operands = [held(array, type_.dtype) for array, type_ in zip(arrays, kernel.in_types)]
-        results = call_kernel(kernel, *operands, interpret=self._interprets)
+        results = function_of(kernel)(*operands)
         return self._results.unflatten(
             [held(result, type_.dtype) for result, type_ in zip(results, self._result_types)]
         )
+
+    def to_pallas(self, *, target: str | None = None, interpret: Any = False) -> Callable:
+        """A function, made by pl.pallas_call for operands of any types, that returns `out_shape`'s pytree.
+
+        Arguments as of Kernel.to_pallas.
+
+        Examples:
+          >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((8, 128), "float32"))
+          ... def doubled(x, o):
+          ...     o[...] = 2 * x[...]
+          >>> on_tpu = jax.jit(doubled.to_pallas(target="tpu"))
+          >>> exported = jax.export.export(on_tpu, platforms=["tpu"])(jnp.ones((8, 128)))
+          >>> "tpu_custom_call" in exported.mlir_module()
+          True
+        """
+
+        @_jax.hides_own_frames
+        def call(*args) -> Any:
+            return self._applied(
+                args, lambda kernel: kernel.to_pallas(target=target, interpret=interpret)
+            )
+
+        call.__name__ = call.__qualname__ = self._options["name"] or self.__name__
+        return call
 
     def _without_checks(self) -> Callable:
         """A function that binds the primitive, unless the kernel has checks: `call_kernel` raises what failed in it."""
@@ -673,13 +703,17 @@ def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
     return by_target
 
 
+# TPUs are a target of CompilerParams alone: `to_pallas` hands kernels to JAX's compiler.
+PARAMS_TARGETS = (*TARGETS, "tpu")
+
+
 def _check_params(target, params: Any, at: str | None) -> None:
-    if target not in TARGETS:
+    if target not in PARAMS_TARGETS:
         raise KernelError(
             f"compiler_params for a target that there is not, `{target}`",
             at=at,
-            why=f"the targets are {', '.join(TARGETS)}",
-            hint=nearest(str(target), TARGETS),
+            why=f"the targets are {', '.join(PARAMS_TARGETS)}",
+            hint=nearest(str(target), PARAMS_TARGETS),
         )
     if getattr(params, "target_name", None) != target:
         raise KernelError(

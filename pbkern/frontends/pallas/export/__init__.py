@@ -1,0 +1,1 @@
+"""Kernel -> function made by pl.pallas_call."""

@@ -1,0 +1,1 @@
+"""TPUs, for which JAX's Pallas compiles: what a kernel's author tells it."""
