@@ -162,6 +162,8 @@ def __getattr__(name: str) -> Any:
     gc.disable()  # a collection while modules load would look at all of JAX's objects, for 0.1 s
     try:
         home = _HOME_OF.get(name)
+        if home or name == "pallas":
+            importlib.import_module("pbkern.api.decorators")  # registers what compiles kernels
         value = (
             getattr(importlib.import_module(home), name)
             if home

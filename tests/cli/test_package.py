@@ -232,6 +232,24 @@ assert gc.isenabled()
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("call", ["scale(x)", "jax.jit(scale)(x)"])
+def test_a_kernel_compiles_where_nothing_else_was_used(call):
+    program = f"""
+import jax, jax.numpy as jnp
+from pbkern import kernel
+@kernel(out_shape=jax.ShapeDtypeStruct((8,), jnp.float32))
+def scale(x_ref, o_ref):
+    o_ref[...] = x_ref[...] * 2
+x = jnp.ones(8)
+assert {call}[0] == 2
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("command", [[], ["compile"], ["demo"], ["cache"]])
 def test_help_needs_no_jax(command):
     program = (
