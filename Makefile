@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: demo test test-slow test-second bench docs gpu-check lint clean
 demo: $(STAMP)
-	$(BIN)/python -m pbkern.cli.demo
+	$(BIN)/pbkern demo
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --timeout 900

@@ -72,6 +72,45 @@ try:
 except ValueError as e:
     print(e)
 
+# Weights need not be arguments: here they are a file beside the library, which C maps into memory once. Fields of a struct
+# (weights="arguments") and data of the object ("embed") are the other ways; PyTorch's parameters are weights by themselves.
+
+
+def mlp(params, x):
+    return jnp.tanh(x @ params["w"] + params["b"])
+
+
+rng = np.random.default_rng(0)
+params = {
+    "w": rng.normal(size=(3, 2)).astype(np.float32),
+    "b": rng.normal(size=2).astype(np.float32),
+}
+x = np.array([[0.1, 0.2, 0.3]], np.float32)
+options = {"aot_name": "mlp", "weights": "file", "weights_argnums": 0, "openmp": False}
+library = polyblocks_aot_jax(compile_options=options, output=folder)(mlp)(params, x)
+(folder / "mlp_main.c").write_text("""
+#include <stdio.h>
+#include "mlp.h"
+
+int main(void) {
+  float x[3] = {0.1f, 0.2f, 0.3f}, out[2];
+  int code = mlp_load("mlp.weights");
+  if (code) {
+    fprintf(stderr, "%s\\n", mlp_message(code));
+    return code;
+  }
+  mlp(x, out);
+  printf("%.6f %.6f\\n", out[0], out[1]);
+  return 0;
+}
+""")
+subprocess.run(["cc", "-O2", "mlp_main.c", "mlp.o", "-o", "mlp_main"], cwd=folder, check=True)
+from_c = subprocess.run(
+    [folder / "mlp_main"], cwd=folder, capture_output=True, text=True, check=True
+).stdout
+print("mlp from C:", from_c, end="")
+np.testing.assert_allclose([float(word) for word in from_c.split()], mlp(params, x)[0], atol=1e-5)
+
 # For an older processor, for a small computer, for one without threads: no other compiler is needed for the object.
 
 for device in ("x86-64-v3", "x86-64-v3,x86-64-v4", "neoverse-n1", "apple-m1"):

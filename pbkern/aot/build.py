@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pbkern.api import stages
-from pbkern.core import config
+from pbkern.core.option_uses import AOT_ONLY
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import gc_pause, progress, recursion
 from pbkern.core.version import VERSION
@@ -28,26 +28,35 @@ from .interface import companions
 from .interface.c_types import element_type
 from .interface.header import Interface, header_text
 from .interface.metadata import metadata_of
+from .interface.weights_file import FileLayout
 from .library import Library
+from .weights import Weights, placed
 
+# Threads of one call at most, where no option says another number. Source: chosen; two AMD EPYC 9754
+# have 256 cores.
+MOST_THREADS = 256
 EMITTED = ("obj", "asm", "llvm")
 
 
 def build_library(
-    asked: Wanted, options: CompileOptions, make: Callable[[CompileOptions], LibraryFunction]
+    asked: Wanted,
+    options: CompileOptions,
+    make: Callable[[CompileOptions], LibraryFunction],
+    weights: Weights,
 ) -> Library:
     """Makes a library and writes its files. Nothing is written after an error.
 
-    make: the function as it is planned under such options, for one device.
+    make: the function as it is planned under such options, for one device. weights: which of its
+    inputs are weights.
     """
     require_llvmlite()
     process.warm()
     devices = devices_of(options.device)
     with progress.compiling(asked.name), gc_pause.paused(), recursion.headroom():
         times: dict[str, float] = {}
-        parts = [_part(device, options, make, times) for device in devices]
-        threads = max(most_threads(options, device) for device in devices)
-        interface = _interface(asked.name, parts, options.user_device_memory, threads)
+        parts = [_part(device, options, make, weights, times) for device in devices]
+        threads = most_threads(options)
+        interface = _interface(asked.name, parts, options, threads)
         described = metadata_of(
             interface,
             options,
@@ -60,6 +69,8 @@ def build_library(
             times, "LLVM", emitted, entry, [part.variant for part in parts], devices[0], kinds
         )
         texts = _texts(asked, interface, options, parts, described) | contents
+        if interface.file is not None:
+            texts["weights"] = interface.file.content(weights.known)
         _write(asked.files, texts, devices[0], options.openmp, times)
     if options.debug:
         record = parts[0].function.build.record
@@ -78,7 +89,7 @@ def build_library(
 
 
 def _interface(
-    name: str, parts: Sequence[DevicePart], user_memory: bool, threads: int
+    name: str, parts: Sequence[DevicePart], options: CompileOptions, threads: int
 ) -> Interface:
     """Describes what holds for every device: plans may differ in what they read, and in which results replace arguments."""
     functions = [part.function for part in parts]
@@ -93,8 +104,18 @@ def _interface(
     ]
     memory = max(part.memory_bytes(threads) for part in parts)
     devices = [part.device.name for part in parts]
+    weights = functions[0].weights
     return Interface(
-        name, inputs, functions[0].outputs, shared, user_memory, memory, devices, threads
+        name,
+        inputs,
+        functions[0].outputs,
+        shared,
+        options.user_device_memory,
+        memory,
+        devices,
+        threads,
+        weights,
+        FileLayout.of(weights) if options.weights == "file" else None,
     )
 
 
@@ -126,33 +147,30 @@ def _texts(
 
 def plan_options(options: CompileOptions, device: CpuDevice) -> CompileOptions:
     """The options of a plan: the same as just in time where the device is the one at hand."""
-    used_options = {
-        k: value
-        for k, value in options.differing().items()
-        if k not in ("aot", "aot_name", "user_device_memory", "openmp", "num_threads")
-    }
+    used_options = {k: value for k, value in options.differing().items() if k not in AOT_ONLY}
     return CompileOptions(
         **(used_options | {"device": None if device.name == "native" else device.name})
     )
 
 
-def most_threads(options: CompileOptions, device: CpuDevice) -> int:
-    """Most threads of one call."""
-    if not options.openmp:
-        return 1
-    here = config.num_threads() if device.name == "native" else None
-    return options.num_threads or here or device.machine.cores
+def most_threads(options: CompileOptions) -> int:
+    """Most threads of one call; the caller says how many there are."""
+    return options.num_threads or MOST_THREADS if options.openmp else 1
 
 
 def _part(
-    device: CpuDevice, options: CompileOptions, make: Callable, times: dict[str, float]
+    device: CpuDevice,
+    options: CompileOptions,
+    make: Callable,
+    weights: Weights,
+    times: dict[str, float],
 ) -> DevicePart:
     function = _timed(times, f"plan for {device.name}", make, plan_options(options, device))
     for argument in function.arguments:
         element_type(argument.type.dtype, argument.path)
+    function = placed(function, weights, options)
     if function.program is None:
         return DevicePart(device, function, None)
-    threads = most_threads(options, device)
     variant = _timed(
         times,
         f"lowering for {device.name}",
@@ -160,7 +178,7 @@ def _part(
         function.program,
         options,
         device,
-        threads,
+        most_threads(options),
         options.openmp,
     )
     return DevicePart(device, function, variant)

@@ -13,16 +13,17 @@ from pbkern import _jax
 from pbkern.api.decorators import JitFunction, merged, name_of, named_once
 from pbkern.api.stablehlo_functions import ImportedFunction
 from pbkern.core.errors import OptionError, UnsupportedOp
-from pbkern.core.option_uses import ARGUMENT_OPTIONS, check_for
+from pbkern.core.option_uses import ARGUMENT_OPTIONS, check_for, check_names_no_arguments
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 from pbkern.frontends.jax import call
 
 from .files import wanted
-from .function import LibraryFunction, function_of, function_of_kernel
+from .function import LibraryFunction, function_of, function_of_kernel, words
 from .interface.names import argument_paths, identifier, parameter_names, result_paths
 from .library import Library
+from .weights import Weights
 
 
 @_jax.hides_own_frames
@@ -50,7 +51,7 @@ def polyblocks_aot_jax(
       fn: a function, one that pbkern.jit or pbkern.from_stablehlo made, a pbkern.kernel or a
         Kernel. Kernels with in_types and StableHLO programs take no arguments.
       compile_options: see pbkern.CompileOptions; of AOT: aot_name, device, user_device_memory,
-        openmp, num_threads.
+        openmp, num_threads, weights, weights_argnums, weights_argnames.
       static_argnums: numbers of arguments that are compile-time constants.
       static_argnames: names of further ones.
       donate_argnums: numbers of arguments that may be the same arrays as results.
@@ -120,7 +121,9 @@ def compile_library(
     own_name = fn.name if isinstance(fn, Kernel) else name_of(fn)
     asked = wanted(identifier(own_name), options, output, emit)
     if isinstance(fn, (Kernel, KernelFunction)):
-        return build_library(asked, options, functools.partial(_of_kernel, fn, args))
+        check_names_no_arguments(options, "leave it out: a kernel's arrays are all arguments")
+        without = Weights("a kernel has none: its arrays are arguments")
+        return build_library(asked, options, functools.partial(_of_kernel, fn, args), without)
     static = call.Marked.of(fn, options.static_argnums, options.static_argnames)
     donated = call.Marked.of(fn, options.donate_argnums, options.donate_argnames)
     try:
@@ -147,7 +150,44 @@ def compile_library(
             traced.donated,
         )
 
-    return build_library(asked, options, make)
+    return build_library(asked, options, make, _weights(fn, options, static, args, kwargs, traced))
+
+
+def _weights(
+    fn: Callable,
+    options: CompileOptions,
+    static: call.Marked,
+    args: tuple,
+    kwargs: dict,
+    traced: call.Traced,
+) -> Weights:
+    """The leaves of the arguments that weights_argnums and weights_argnames name.
+
+    Raises OptionError for names of no argument.
+    """
+    marked = call.Marked.of(fn, options.weights_argnums, options.weights_argnames)
+    dynamic, named = static.unmarked(args, kwargs)
+    given = call.Marked.of(fn, tuple(dynamic), tuple(named))
+    unknown = [
+        *sorted(n for n in marked.positions if n not in given.positions),
+        *sorted(name for name in marked.names if name not in given.names),
+    ]
+    if unknown:
+        raise OptionError(
+            f"`{name_of(fn)}` has no such arguments: {', '.join(map(str, unknown))}",
+            why=f"weights_argnums={options.weights_argnums}, weights_argnames={options.weights_argnames}",
+            hint="arguments that the call gives and that are not static",
+        )
+    numbers = tuple(n for n, flag in enumerate(marked.flags(dynamic, named)) if flag)
+    leaves, avals = traced.held[traced.constants :], traced.closed.in_avals[traced.constants :]
+    return Weights(
+        "weights_argnums=... names the arguments that are weights",
+        numbers,
+        tuple(
+            None if isinstance(leaves[n], jax.ShapeDtypeStruct) else words(leaves[n], avals[n])
+            for n in numbers
+        ),
+    )
 
 
 def _of_kernel(

@@ -30,6 +30,8 @@ KINDS = {
     "cpp": ".hpp",
     "bench": "_bench.c",
 }
+# The file of weights, which compile option `weights` asks for.
+WEIGHTS_END = ".weights"
 DEFAULT_KINDS = ("obj", "header")
 # Kinds of files that programs can be linked with; all of them need the header.
 LINKED = ("obj", "shared", "static")
@@ -96,6 +98,8 @@ def wanted(
     if {*LINKED, *NEEDING} & {*chosen, *given_files}:
         chosen["header"] = None
     files = {kind: _file(stem, kind) for kind in chosen} | given_files
+    if options.weights == "file":
+        files["weights"] = stem.with_name(f"{stem.name.removeprefix('lib')}{WEIGHTS_END}")
     check_places(files, path if makes_folder else None)
     return Wanted(name, files)
 

@@ -7,12 +7,13 @@ behind the user's; constants are in it.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pathlib
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -21,13 +22,17 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.api.decorators import merged, named_once
 from pbkern.core.errors import ArgumentError, OptionError, TargetError, UnsupportedOp
-from pbkern.core.option_uses import check_for
+from pbkern.core.option_uses import check_for, check_names_no_arguments
 from pbkern.core.options import CompileOptions
 
 from .files import wanted
 from .function import LibraryFunction, function_of
-from .interface.names import identifier, parameter_names
+from .interface.names import identifier, parameter_names, result_paths
 from .library import Library
+from .weights import Weights
+
+if TYPE_CHECKING:
+    from pbkern.frontends.tf.capture import TracedFunction
 
 
 @_jax.hides_own_frames
@@ -44,7 +49,8 @@ def polyblocks_aot_tf(
 
         library = polyblocks_aot_tf(compile_options={"aot_name": "blur"})(f)(img)
 
-    Variables that the function reads are inputs behind its own; it may assign none.
+    Variables that the function reads are its weights, inputs behind its own unless compile option
+    `weights` places them elsewhere; it may assign none.
 
     Args:
       fn: a TensorFlow function.
@@ -90,8 +96,8 @@ def polyblocks_aot_torch(
 
         library = polyblocks_aot_torch(compile_options={"aot_name": "net"})(model.eval())(img)
 
-    torch.export captures it. Parameters and buffers are inputs behind the module's own, in the
-    order of its state_dict.
+    torch.export captures it. Parameters and buffers are weights: inputs behind the module's own, in
+    the order of its state_dict, unless compile option `weights` places them elsewhere.
 
     Args:
       fn: a module, a function, or what torch.export.export returned, which takes no arguments.
@@ -141,13 +147,8 @@ def _options(fn: Any, compile_options: Any, by: str) -> CompileOptions:
         )
     options = CompileOptions.from_dict(merged(compile_options, {}))
     check_for("polyblocks_aot_jax", options)
-    for name in ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames"):
-        if getattr(options, name):
-            raise OptionError(
-                f"compile option `{name}` concerns functions of JAX arrays",
-                why="it would have no effect here",
-                hint="leave it out: what is no tensor is a constant already",
-            )
+    hint = "leave it out: what is no tensor is a constant already, and what is kept between calls a weight"
+    check_names_no_arguments(options, hint)
     return options
 
 
@@ -163,9 +164,10 @@ def _library(
     emit: Iterable[str] | None,
     in_names: Sequence[str],
     out_names: Sequence[str],
+    weights: Sequence[np.ndarray],
     held: Sequence[np.ndarray] = (),
 ) -> Library:
-    """A library of a jaxpr, whose last operands are `held`, constants of the library."""
+    """A library of a jaxpr, whose last operands are `weights` and `held`, constants of the library."""
     from .build import build_library  # with all that lowers, which `import pbkern` does not need
 
     count = len(jaxpr.in_avals) - len(held)
@@ -182,7 +184,9 @@ def _library(
         with jax.enable_x64(True), _jax.types_kept(closed):
             return function_of(closed, name, planned, in_names, out_names, constants)
 
-    return build_library(wanted(identifier(name), options, output, emit), options, make)
+    numbers = tuple(range(count - len(weights), count))
+    of_module = Weights("weights are what a module or function keeps", numbers, tuple(weights))
+    return build_library(wanted(identifier(name), options, output, emit), options, make, of_module)
 
 
 def _tf_library(
@@ -224,9 +228,22 @@ def _tf_library(
         parameter_names(fn, len(args)) if single else [f"in{k}" for k in range(len(given.tensors))]
     )
     names = [*argument_names, *(variable.name.partition(":")[0] for variable in variables)]
+    values = [variable.numpy() for variable in variables]
     return _library(
-        jaxpr, name, options, output, emit, names, _numbered("out", captured.count), held
+        jaxpr, name, options, output, emit, names, _result_names(captured), values, held
     )
+
+
+def _result_names(captured: TracedFunction) -> list[str]:
+    """Names of a TensorFlow function's results, by its dictionaries' keys."""
+    import tensorflow as tf
+
+    numbers = itertools.count()
+    structure = tf.nest.map_structure(
+        lambda leaf: None if leaf is None else next(numbers), captured.results
+    )
+    in_order = sorted(zip(jax.tree.leaves(structure), result_paths(structure)))
+    return [name for _, name in in_order]
 
 
 def _zeros(spec: Any) -> Any:
@@ -304,6 +321,7 @@ def _torch_library(
         emit,
         captured.in_names,
         _numbered("output", len(captured.jaxpr.out_avals)),
+        captured.values,
     )
 
 

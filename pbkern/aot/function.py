@@ -30,15 +30,16 @@ from .empty_arrays import computed_now
 from .interface.arguments import Argument
 from .interface.names import distinct
 
-# Arrays of a function's scope beyond this would make the library, its compilation and its loading
-# slow.
+# Bytes of arrays in a library, which LLVM reads as text: 64 MB take 5 s and 1 GB of memory, 256 MB
+# took 31 s and 3.3 GB. Source: a product with such a matrix, two cores of an AMD EPYC (Zen 4), 26
+# November 2026.
 CONSTANT_BYTES = 64 << 20
 PRINTS = ("debug_callback", "debug_print")
 
 
 @dataclass(frozen=True)
 class ArraySource:
-    """Place of an array: number `n` of the inputs ("input"), of the outputs or of the constants."""
+    """Place of an array: number `n` of the inputs ("input"), of the outputs, of the constants or of the weights."""
 
     kind: str
     n: int
@@ -57,6 +58,7 @@ class LibraryFunction:
       copies: (output, what it becomes a copy of) behind the program.
       shared: (input, output) pairs that may be one array: what is donated.
       build: the plan, and texts of its stages.
+      weights: arrays of a file, or inputs that became constants.
     """
 
     name: str
@@ -68,6 +70,7 @@ class LibraryFunction:
     copies: tuple[tuple[int, ArraySource], ...]
     shared: tuple[tuple[int, int], ...]
     build: Build
+    weights: tuple[Argument, ...] = ()
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -80,7 +83,7 @@ class _Values:
     def __init__(self, plan, held: Sequence):
         self.inputs = {var: n for n, var in enumerate(plan.jaxpr.invars[len(held) :])}
         known = zip((*plan.jaxpr.constvars, *plan.jaxpr.invars[: len(held)]), (*plan.consts, *held))
-        self.known = {var: _words(x, var.aval) for var, x in known}
+        self.known = {var: words(x, var.aval) for var, x in known}
         self.outputs: dict = {}
         self.constants: list[np.ndarray] = []
         self.numbers: dict = {}
@@ -101,10 +104,10 @@ class _Values:
         return ArraySource("constant", len(self.constants) - 1)
 
 
-def _words(x, aval) -> np.ndarray:
+def words(x, aval) -> np.ndarray:
     """A value of the function's scope as NumPy's; of PRNG keys, their words."""
     is_key = hasattr(x, "dtype") and not isinstance(x.dtype, np.dtype)
-    return np.asarray(jax.random.key_data(x) if is_key else x, aval.dtype)
+    return np.asarray(jax.random.key_data(x)) if is_key else np.asarray(x, aval.dtype)
 
 
 def function_of(

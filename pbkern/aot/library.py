@@ -36,7 +36,7 @@ class Library:
     def load(self) -> LoadedLibrary:
         """The library in this process. Raises TargetError for one that is made for another system."""
         if "shared" in self.paths:
-            return LoadedLibrary(self.paths["shared"], self.metadata)
+            return LoadedLibrary(self.paths["shared"], self.metadata, self.paths.get("weights"))
         with tempfile.TemporaryDirectory() as folder:
             shared_object, code = (
                 pathlib.Path(folder) / f"{self.name}.so",
@@ -44,4 +44,4 @@ class Library:
             )
             code.write_bytes(self.code)
             link.link(shared_object, [code], self.device, self.use_openmp)
-            return LoadedLibrary(shared_object, self.metadata)
+            return LoadedLibrary(shared_object, self.metadata, self.paths.get("weights"))

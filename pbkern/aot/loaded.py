@@ -13,7 +13,8 @@ import numpy as np
 
 from pbkern.core.errors import KernelError, TargetError
 
-from .interface.arguments import CODES
+from .files import WEIGHTS_END
+from .interface.arguments import CODES, FILE_CODES
 
 # How the metadata begins, in a library's file as well.
 MARK = b'{"pbkern": "library", '
@@ -43,9 +44,16 @@ class LoadedLibrary:
 
     Attributes:
       metadata: of the library. path: of its file.
+
+    A file of weights is loaded from `weights`, by default NAME.weights beside the library.
     """
 
-    def __init__(self, path: str | os.PathLike, metadata: Mapping[str, Any]):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        metadata: Mapping[str, Any],
+        weights: str | os.PathLike | None = None,
+    ):
         self.path, self.metadata = pathlib.Path(path), metadata
         try:
             self._library = ctypes.CDLL(os.fspath(self.path))
@@ -57,7 +65,22 @@ class LoadedLibrary:
                 hint="a shared library that pbkern made for this computer",
             ) from None
         self._call.restype = ctypes.c_int
+        if metadata.get("weights_file"):
+            stem = self.path.stem.removeprefix("lib")
+            self._load(weights or self.path.with_name(f"{stem}{WEIGHTS_END}"))
         self._pool: np.ndarray | None = None
+
+    def _load(self, weights: str | os.PathLike) -> None:
+        load = getattr(self._library, f"{self.metadata['name']}_load")
+        code = load(os.fsencode(weights))
+        if code:
+            raise TargetError(
+                f"weights of `{self.metadata['name']}` were not loaded",
+                why=f"{os.fspath(weights)}: {self._words(code)}",
+            )
+
+    def _words(self, code: int) -> str:
+        return dict((CODES | FILE_CODES).values()).get(code, f"code {code}")
 
     def __call__(
         self, *arrays: np.ndarray, out: np.ndarray | Sequence[np.ndarray] | None = None
@@ -89,7 +112,7 @@ class LoadedLibrary:
         if code:
             raise TargetError(
                 f"`{self.metadata['name']}` did not run",
-                why=dict(CODES.values()).get(code, f"code {code}"),
+                why=self._words(code),
             )
         return results[0] if len(results) == 1 else tuple(results)
 

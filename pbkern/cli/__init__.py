@@ -1,1 +1,1 @@
-"""The pbkern command and make demo."""
+"""The pbkern command and its demo."""

@@ -8,7 +8,6 @@ import pathlib
 from pbkern.aot.files import KINDS
 from pbkern.core.errors import OptionError
 from pbkern.core.options import CompileOptions
-from pbkern.targets.cpu.devices import devices_of
 
 from . import functions, option_flags
 
@@ -58,5 +57,7 @@ def run(parsed: argparse.Namespace) -> None:
 
 def _all(device: str | None) -> list[str]:
     """Kinds of files for a folder: of libraries for other systems, those that need no linker."""
+    from pbkern.targets.cpu.devices import devices_of
+
     here = all(target.is_here for target in devices_of(device))
     return [kind for kind in KINDS if here or kind not in ("shared", "static")]

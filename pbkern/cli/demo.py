@@ -1,4 +1,4 @@
-"""`make demo`: image filters on a photograph, a transformer block and a hand-written matmul, each beside jax.jit.
+"""`pbkern demo`: image filters on a photograph, a transformer block and a hand-written matmul, each beside jax.jit.
 
 Everything is checked against jax.jit and timed in turn with it; the pictures go to demo_output/.
 The exit status is 1 if any result disagrees.

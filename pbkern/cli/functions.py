@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pbkern.core.errors import FunctionError, OptionError, PbkernError
-from pbkern.dsl.kernel import Kernel
-from pbkern.dsl.trace import KernelFunction
 
 HELP = """FILE.py:FUNCTION, or a file of StableHLO or of jax.export. Arguments come from --args (types), from
 `function.example_args`, or from the example_args of the file: a tuple, or a function that returns one. The file is run, as
@@ -62,7 +60,7 @@ def load(
     fn = module
     for part in name.split("."):
         fn = getattr(fn, part, None)
-    if not callable(fn) and not isinstance(fn, Kernel):
+    if not callable(fn) and not _is_kernel(fn):
         decorated = [n for n, var in vars(module).items() if hasattr(var, "explain")]
         raise OptionError(
             f"{path} has no function `{name}`",
@@ -151,9 +149,16 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
     return frames
 
 
+def _is_kernel(fn: Any) -> bool:
+    from pbkern.dsl.kernel import Kernel  # with JAX, which `pbkern --help` does without
+    from pbkern.dsl.trace import KernelFunction
+
+    return isinstance(fn, (Kernel, KernelFunction))
+
+
 def _check_count(name: str, fn, args: tuple, types: Sequence[str] | None) -> None:
     """Raises OptionError where the function takes other arguments than there are."""
-    if isinstance(fn, (Kernel, KernelFunction)):
+    if _is_kernel(fn):
         return
     try:
         signature = inspect.signature(fn)
@@ -202,7 +207,7 @@ def arguments_of(fn, module, types: Sequence[str] | None, sizes: Mapping[str, in
         )
     if types is not None:
         return tuple(parse_type(type_, sizes) for type_ in types)
-    if isinstance(fn, Kernel) or (isinstance(fn, KernelFunction) and fn.in_types is not None):
+    if _is_kernel(fn) and fn.in_types is not None:
         return ()
     example = getattr(fn, "example_args", None) or getattr(module, "example_args", None)
     if example is None:

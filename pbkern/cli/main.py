@@ -41,6 +41,7 @@ EXAMPLES = {
     "adopt": ("pbkern adopt model.py:loss kernels.py",),
     "targets": ("pbkern targets --coverage", "pbkern targets --devices"),
     "cache": ("pbkern cache size",),
+    "demo": ("pbkern demo",),
     "bench": ("pbkern bench softmax --quick",),
 }
 OTHER_FILES = {"run": "|LIBRARY.so", "compile": "|PROGRAM"}
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "bench":
             return _bench(rest)
+        if options.command == "demo":
+            return int(importlib.import_module("pbkern.cli.demo").main())
         COMMANDS[options.command](options)
         sys.stdout.flush()
     except PbkernError as e:
@@ -113,6 +116,8 @@ def _parser() -> argparse.ArgumentParser:
         add_arguments(command)
     look.add_targets(_command(commands, "targets", "targets of this installation"))
     look.add_cache(_command(commands, "cache", "compiled programs and tuned schedules on disk"))
+    what = "filter a photograph and time a transformer block beside jax.jit; pictures go to demo_output/"
+    _command(commands, "demo", what)
     what = "time workloads beside their peers, from a checkout of the repository"
     _command(commands, "bench", what, add_help=False)
     return parser

@@ -17,9 +17,13 @@ AOT_ONLY = (
     "user_device_memory",
     "openmp",
     "num_threads",
+    "weights",
+    "weights_argnums",
+    "weights_argnames",
 )
 TORCH_ONLY = ("torch_polyblocks_select_graphs", "torch_polyblocks_filter_graphs")
 ARGUMENT_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
+WEIGHTS_OPTIONS = ("weights_argnums", "weights_argnames")
 # What can act on a function that other backends run: op by op, every argument is known, and none is
 # given up.
 OTHER_BACKENDS = {"std": ("static_argnums", "static_argnames"), "xla": ARGUMENT_OPTIONS}
@@ -154,6 +158,17 @@ def check_for(decorator: str, options: CompileOptions) -> None:
             if name in refusal.names and not refusal.unless(options):
                 what = f"compile option `{name}` concerns {refusal.concerns}"
                 raise OptionError(what, why="it would have no effect here", hint=refusal.hint)
+
+
+def check_names_no_arguments(options: CompileOptions, hint: str) -> None:
+    """Raises OptionError for options that name arguments of functions of JAX arrays, for other functions."""
+    for name in (*ARGUMENT_OPTIONS, *WEIGHTS_OPTIONS):
+        if getattr(options, name):
+            raise OptionError(
+                f"compile option `{name}` concerns functions of JAX arrays",
+                why="it would have no effect here",
+                hint=hint,
+            )
 
 
 def check_for_backend(options: CompileOptions) -> None:

@@ -22,6 +22,8 @@ PrecisionMode = Literal["fp16", "fp32", "int32", "mixed_fp16_fp32", "mixed_int8_
 PRECISION_MODES: tuple[PrecisionMode, ...] = get_args(PrecisionMode)
 Backend = Literal["std", "xla", "polyblocks"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
+WeightsPlace = Literal["arguments", "embed", "file"]
+WEIGHTS_PLACES: tuple[WeightsPlace, ...] = get_args(WeightsPlace)
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,7 +80,12 @@ class CompileOptions:
       openmp: bool, default True. AOT for CPUs: kernels run on OpenMP's threads; False: on the
         caller's alone.
       num_threads: int or None, default None. AOT for CPUs: the most threads of a call; memory is
-        reserved for each. None: those of the device.
+        reserved for each. None: 256. The caller says how many there are.
+      weights: "arguments" | "embed" | "file", default "arguments". AOT: where weights are, parameters and buffers of a
+        module, variables of a TensorFlow function, or what weights_argnums names: arguments of the C function, and fields of
+        a struct; arrays in the object; or a file beside the library, which it maps into memory.
+      weights_argnums, weights_argnames: arguments that are weights, of functions of JAX arrays, default ().
+        AOT.
       torch_polyblocks_select_graphs, torch_polyblocks_filter_graphs: tuples of graph numbers,
         default (). PyTorch: numbers of the graphs that are compiled, and of those that are not.
 
@@ -114,6 +121,9 @@ class CompileOptions:
     device: str | None = None
     openmp: bool = True
     num_threads: int | None = None
+    weights: WeightsPlace = "arguments"
+    weights_argnums: tuple[int, ...] = ()
+    weights_argnames: tuple[str, ...] = ()
     torch_polyblocks_select_graphs: tuple[int, ...] = ()
     torch_polyblocks_filter_graphs: tuple[int, ...] = ()
 
@@ -260,4 +270,5 @@ CHECKS: Mapping[str, Callable] = {
     "target": _choice(*TARGETS, hints={"tpu": TPU_HINT}),
     "mm_conv_precision_mode": _choice(None, *PRECISION_MODES),
     "execution_backend": _choice(*BACKENDS),
+    "weights": _choice(*WEIGHTS_PLACES),
 }

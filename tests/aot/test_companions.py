@@ -97,17 +97,27 @@ def test_pkg_config(made):
 
 @needs_gcc
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="there is no cmake")
-def test_cmake(tmp_path):
-    """A library on OpenMP's threads: CMake finds them."""
+@pytest.mark.parametrize(
+    "languages",
+    [
+        "C",
+        pytest.param("CXX", marks=needs_gcc),
+        pytest.param("C CXX", marks=[needs_gcc, pytest.mark.slow]),
+    ],
+)
+def test_cmake(tmp_path, languages):
+    """A library on OpenMP's threads: CMake finds them in projects of C, of C++ and of both."""
     library, folder = tmp_path / "library", tmp_path / "program"
     library.mkdir()
     folder.mkdir()
     programs.library("softmax", library, ["static", "cmake"])
     main = '#include "softmax.h"\nstatic float x[300000], y[300000];\nint main(void) { return softmax_try(x, y); }\n'
-    (folder / "main.c").write_text(main)
+    source = "main.c" if languages == "C" else "main.cpp"
+    (folder / source).write_text(main)
     (folder / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.16)\nproject(program C)\nfind_package(softmax REQUIRED PATHS ../library)\n"
-        "add_executable(program main.c)\ntarget_link_libraries(program softmax::softmax)\n"
+        f"cmake_minimum_required(VERSION 3.16)\nproject(program {languages})\n"
+        "find_package(softmax REQUIRED PATHS ../library)\n"
+        f"add_executable(program {source})\ntarget_link_libraries(program softmax::softmax)\n"
     )
     for command in (
         ["cmake", "-S", folder, "-B", folder / "build"],
@@ -115,4 +125,34 @@ def test_cmake(tmp_path):
     ):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert (folder / "build" / "program").exists()
+    assert subprocess.run([folder / "build" / "program"]).returncode == 0
+
+
+@needs_gcc
+def test_companions_of_a_file_of_weights(tmp_path):
+    """The program that times the library loads the weights."""
+
+    def f(w, x):
+        return x @ w
+
+    w, x = programs.numbers(5, 3), programs.numbers(4, 5)
+    options = {"aot_name": "product", "weights": "file", "weights_argnums": 0, "openmp": False}
+    made = pbkern.polyblocks_aot_jax(
+        compile_options=options, output=tmp_path, emit=["static", "bench", "cpp"]
+    )(f)(w, x)
+    np.save(tmp_path / "x.npy", x)
+    program = programs.compile_c(
+        made.paths["bench"].read_text(), tmp_path, made.paths["static"], name="timed"
+    )
+    run = lambda: subprocess.run(
+        [program, "1", "x.npy"], cwd=tmp_path, capture_output=True, text=True
+    )
+    want = made.load()(x)
+    np.testing.assert_allclose(want, x @ w, rtol=1e-5, atol=1e-6)
+    done = run()
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[1] == f"out {zlib.crc32(want.tobytes()):08x}"
+    made.paths["weights"].unlink()
+    done = run()
+    assert done.returncode == 1
+    assert "the file of weights cannot be read" in done.stdout + done.stderr

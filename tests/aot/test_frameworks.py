@@ -1,5 +1,7 @@
 """Libraries of PyTorch modules and TensorFlow functions compute what these do."""
 
+import collections
+
 import numpy as np
 import pytest
 
@@ -145,12 +147,43 @@ def test_a_tensorflow_function(tmp_path):
     x, n = uniform(3, 4, seed=2), np.arange(3, dtype="i4")
     library = pbkern.polyblocks_aot_tf(output=tmp_path)(f)(x, n)
     assert [a["name"] for a in library.metadata["inputs"]] == ["x", "n", "scale"]
+    assert [a["name"] for a in library.metadata["outputs"]] == ["out_n", "out_y"]
     got, want = library.load()(x, n, scale.numpy()), f(x, n)
     for g, w in zip(got, (want["n"], want["y"]), strict=True):
         np.testing.assert_allclose(g, w.numpy(), rtol=1e-6)
     signature = [tf.TensorSpec((3, 4)), tf.TensorSpec((3,), tf.int32)]
     again = pbkern.polyblocks_aot_tf(input_signature=signature, output=tmp_path)(f)()
     np.testing.assert_array_equal(again.load()(x, n, scale.numpy())[1], got[1])
+
+
+def test_results_of_tensorflow_are_named_after_their_keys(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    pair = collections.namedtuple("pair", ["low", "high"])
+
+    def f(x):
+        ends = pair(tf.reduce_min(x), tf.reduce_max(x))
+        ordered = collections.OrderedDict([("z", x + 1), ("a", x - 1)])
+        return {"y": [x * 2, None, x * 3], "b": ends, "o": ordered}
+
+    x = uniform(3)
+    library = pbkern.polyblocks_aot_tf(output=tmp_path)(f)(x)
+    want = {
+        "out_b_low": x.min(),
+        "out_b_high": x.max(),
+        "out_o_a": x - 1,
+        "out_o_z": x + 1,
+        "out_y_0": x * 2,
+        "out_y_2": x * 3,
+    }
+    got = dict(zip((a["name"] for a in library.metadata["outputs"]), library.load()(x)))
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-6)
+    for single, names in ((lambda x: x, ["out"]), (lambda x: (x, x + 1), ["out0", "out1"])):
+        made = pbkern.polyblocks_aot_tf(output=tmp_path, compile_options={"aot_name": "one"})(
+            single
+        )(x)
+        assert [a["name"] for a in made.metadata["outputs"]] == names
 
 
 def test_what_tensorflow_functions_may_not_do(tmp_path):

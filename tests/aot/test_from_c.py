@@ -196,7 +196,7 @@ def test_a_shared_library_is_one_that_systems_take(tmp_path):
         ["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True
     ).stdout
     assert {line.split()[-1] for line in shown.splitlines()} == {
-        "softmax", "softmax_try", "softmax_memory_bytes", "softmax_metadata"}  # fmt: skip
+        "softmax", "softmax_try", "softmax_memory_bytes", "softmax_metadata", "softmax_message"}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_wrong_options_are_explained(given, message):
 
 OTHERS = {
     "aot": True, "aot_name": "library", "device": "sm_90", "openmp": False, "num_threads": 3,
-    "on_gpu_tensors": True, "user_device_memory": True,
+    "on_gpu_tensors": True, "user_device_memory": True, "weights": "embed", "weights_argnums": (0,), "weights_argnames": ("x",),
     "torch_polyblocks_select_graphs": (1,), "torch_polyblocks_filter_graphs": (1,), "polyblocks_gpu_no_tensor_core": True,
     "device_one_time_load": False, "execution_backend": "xla",
 }  # fmt: skip

@@ -1,7 +1,10 @@
 """What is installed: a wheel and an sdist, built, installed where nothing else of the project is, and used there."""
 
+import ast
+import email
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +16,10 @@ import zipfile
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-SOURCES = ("pbkern", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (
+    "pbkern", "tests", "docs", "tutorials", "examples", "benchmarks", "scripts", "pyproject.toml", "setup.py", "MANIFEST.in",
+    "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile",
+)  # fmt: skip
 BUILD = (
     "import sys, setuptools.build_meta as b; print(getattr(b, f'build_{sys.argv[1]}')(sys.argv[2]))"
 )
@@ -115,6 +121,13 @@ def built(tmp_path_factory):
     return folder
 
 
+def metadata(built) -> email.message.Message:
+    (wheel,) = (built / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
+
+
 @pytest.fixture(scope="module")
 def environment(built):
     """Python of an environment that has the wheel, and what this one has of other projects."""
@@ -137,6 +150,32 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     found = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "pbkern").rglob("*.py")}
     assert found == modules | {"pbkern/py.typed"}
+
+
+@pytest.mark.slow
+def test_what_an_index_shows(built):
+    """The tag names the systems that the package runs on; the description has no link to a file."""
+    (wheel,) = (built / "dist").glob("*.whl")
+    assert wheel.name.endswith("-py3-none-manylinux_2_27_x86_64.whl")
+    shown = metadata(built)
+    assert shown["License-Expression"] == "MIT"
+    assert shown["License-File"] == "LICENSE"
+    assert "Operating System :: POSIX :: Linux" in shown.get_all("Classifier")
+    assert shown.get_all("Project-URL") is None
+    description = shown.get_payload()
+    assert description.startswith("# pbkern")
+    links = re.findall(r"\]\(([^)]+)\)", description)
+    assert all(link.startswith(("https://", "#")) for link in links), links
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_what_its_tests_need(built):
+    """Some of them, run where it was unpacked."""
+    (source,) = (built / "unpacked").iterdir()
+    some = ["tests/test_readme.py", "tests/dsl/test_spelling.py", "tests/test_golden.py"]
+    out = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *some, cwd=source)
+    assert " passed" in out
+    assert "failed" not in out
 
 
 @pytest.mark.slow
@@ -167,3 +206,80 @@ def test_mypy_strict_accepts_a_users_program(built, environment):
         cwd=built,
     )
     assert "no issues found" in found
+
+
+# --- imports
+
+
+def test_importing_the_package_imports_little():
+    """Neither JAX nor a front end; what a first decorated function does not need comes when it is used."""
+    program = """
+import sys
+import pbkern
+few = [name for name in sys.modules if name.startswith("pbkern.")]
+assert "jax" not in sys.modules and len(few) < 10, few
+assert callable(pbkern.simulate) and callable(pbkern.kernel) and pbkern.errors.OptionError
+pbkern.jit(lambda x: x)
+for unneeded in ("pallas", "aot.decorator", "api.tf_functions", "frontends.stablehlo.importer", "api.tune"):
+    assert f"pbkern.{unneeded}" not in sys.modules, unneeded
+import pbkern.cli.main, gc
+assert gc.isenabled()
+"""
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("call", ["scale(x)", "jax.jit(scale)(x)"])
+def test_a_kernel_compiles_where_nothing_else_was_used(call):
+    program = f"""
+import jax, jax.numpy as jnp
+from pbkern import kernel
+@kernel(out_shape=jax.ShapeDtypeStruct((8,), jnp.float32))
+def scale(x_ref, o_ref):
+    o_ref[...] = x_ref[...] * 2
+x = jnp.ones(8)
+assert {call}[0] == 2
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["compile"], ["demo"], ["cache"]])
+def test_help_needs_no_jax(command):
+    program = (
+        "import sys, pbkern.cli.main as m\ntry: m.main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "sys.exit('jax' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command, "--help"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage: pbkern" in done.stdout
+
+
+def test_type_checkers_and_python_see_the_same_names():
+    """The imports that type checkers read have the homes from which names are imported when they are used."""
+    import pbkern
+
+    tree = ast.parse((ROOT / "pbkern" / "__init__.py").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    homes = {
+        name.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    modules = {name for name, home in homes.items() if home == "pbkern"}
+    assert {k: home for k, home in homes.items() if k not in modules} == pbkern._HOME_OF
+    assert set(pbkern.__all__) == set(homes)
+    assert all(getattr(pbkern, name) is not None for name in pbkern.__all__)
+    assert not hasattr(pbkern, "nothing")

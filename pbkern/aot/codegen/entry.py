@@ -18,6 +18,8 @@ import numpy as np
 
 from pbkern.aot.function import ArraySource, LibraryFunction
 from pbkern.aot.interface.arguments import (
+    FILE_CODES,
+    NO_WEIGHTS,
     NULL_POINTER,
     OUT_OF_MEMORY,
     UNSUITABLE_PROCESSOR,
@@ -27,6 +29,7 @@ from pbkern.aot.interface.header import Interface
 from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT
 from pbkern.targets.cpu.devices import CpuDevice
 
+from .loading import LOADED, LOADED_TEST, loading_text
 from .messages import messages_text
 from .processor_check import bits_of, features_text
 from .variant import ProcessorVariant
@@ -78,7 +81,9 @@ class Entry:
     @property
     def keep(self) -> list[str]:
         """Names that are global."""
-        return [self.name, f"{self.name}_try", f"{self.name}_memory_bytes", f"{self.name}_metadata"]
+        ends = ["", "_try", "_memory_bytes", "_metadata", "_message"]
+        ends += ["_load", "_unload"] if self.interface.file else []
+        return [f"{self.name}{end}" for end in ends]
 
     def main(self, number: int) -> str:
         """Name of a part's @pbk_main."""
@@ -113,9 +118,14 @@ class Entry:
         self._shown()
         self._failure()
         self._memory_bytes()
+        self._message()
+        if self.interface.file:
+            self.lines.append(loading_text(self.name, self.interface.file))
         baseline = f'"target-cpu"="{"x86-64" if device.is_x86 else "generic"}"'
         calls_kernel = device.is_x86 and device.system == "linux"
         needs = self._needs
+        allocates = not self.user_memory and any(part.memory_bytes(1) for part in self.parts)
+        asks_threads = allocates and self.threads > 1
         return "\n".join(
             [
                 *(
@@ -128,11 +138,12 @@ class Entry:
                 messages_text(calls_kernel),
                 "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
                 "declare i64 @llvm.umin.i64(i64, i64)",
+                "declare i64 @llvm.umax.i64(i64, i64)",
+                *(["declare i32 @omp_get_max_threads()"] if asks_threads else []),
                 *(
-                    []
-                    if self.user_memory
-                    or not any(device_part.memory_bytes(1) for device_part in self.parts)
-                    else ["declare ptr @aligned_alloc(i64, i64)", "declare void @free(ptr)"]
+                    ["declare ptr @aligned_alloc(i64, i64)", "declare void @free(ptr)"]
+                    if allocates
+                    else []
                 ),
                 *(
                     f"declare void @{self.main(n)}(ptr, ptr, ptr)"
@@ -158,6 +169,12 @@ class Entry:
         """@pbk_run{n}(arguments..., memory): the variant on memory that starts anywhere, then copies."""
         function = part.function
         lines = [f"define internal void @pbk_run{number}({self._with('ptr %memory')}) #0 {{"]
+        if self.interface.file:
+            lines.append(f"  %weights = load ptr, ptr @{LOADED}, align 8")
+            lines += [
+                f"  %w{n} = getelementptr i8, ptr %weights, i64 {offset}"
+                for n, offset in enumerate(self.interface.file.offsets)
+            ]
         if part.variant is not None:
             total = len(function.buffers)
             lines += [f"  %buffers = alloca [{max(total, 1)} x ptr], align 8"]
@@ -190,6 +207,8 @@ class Entry:
         match source.kind:
             case "input":
                 return f"%a{source.n}"
+            case "weight":
+                return f"%w{source.n}"
             case "output":
                 return f"%a{len(function.inputs) + source.n}"
         return f"@{self._constant(function.constants[source.n])}"
@@ -202,6 +221,8 @@ class Entry:
         for k, argument in enumerate(self._arguments):
             if argument.is_used and argument.type.nbytes:
                 lines += self._null_test(f"%a{k}", k)
+        if self.interface.file:
+            lines.append(LOADED_TEST)
         if self._needs:
             lines.append("  %has = call i64 @pbk_features()")
         for n, part in enumerate(self.parts):
@@ -249,9 +270,12 @@ class Entry:
                 run("%memory"),
                 "  ret i32 0",
             ]
-        whole = -(-part.aligned_bytes(self.threads) // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
         return [
-            f"  %memory{number} = call ptr @aligned_alloc(i64 {BUFFER_ALIGNMENT}, i64 {whole})",
+            *self._threads_of_call(number),
+            f"  %bytes{number} = call i64 @pbk_bytes{number}(i32 %threads{number})",
+            f"  %past{number} = add i64 %bytes{number}, {BUFFER_ALIGNMENT - 1}",
+            f"  %whole{number} = and i64 %past{number}, {-BUFFER_ALIGNMENT}",
+            f"  %memory{number} = call ptr @aligned_alloc(i64 {BUFFER_ALIGNMENT}, i64 %whole{number})",
             f"  %none{number} = icmp eq ptr %memory{number}, null",
             f"  br i1 %none{number}, label %without{number}, label %with{number}",
             f"without{number}:",
@@ -261,6 +285,12 @@ class Entry:
             f"  call void @free(ptr %memory{number})",
             "  ret i32 0",
         ]
+
+    def _threads_of_call(self, number: int) -> list[str]:
+        """Lines of %threads: as many as OpenMP gives the caller at most."""
+        if self.threads == 1:
+            return [f"  %threads{number} = add i32 1, 0"]
+        return [f"  %threads{number} = call i32 @omp_get_max_threads()"]
 
     def _shown(self) -> None:
         """NAME and NAME_try."""
@@ -299,6 +329,8 @@ class Entry:
             said[OUT_OF_MEMORY] = (
                 f"{self.interface.memory_bytes} bytes of memory cannot be allocated\n"
             )
+        if self.interface.file:
+            said[NO_WEIGHTS] = f"{FILE_CODES['NO_WEIGHTS'][1]}: {self.name}_load\n"
         last = self.parts[-1].device
         if last.asked:
             said[UNSUITABLE_PROCESSOR] = f"made for {last.name}; this processor lacks"
@@ -348,23 +380,61 @@ class Entry:
         return [*lines, "  call void @pbk_write(ptr @pbk_newline, i64 1)", "  br label %end"]
 
     def _memory_bytes(self) -> None:
-        """NAME_memory_bytes(threads): for whichever variant runs."""
-        cases = {
-            thread_count: max(part.memory_bytes(thread_count) for part in self.parts)
-            for thread_count in range(1, self.threads + 1)
-        }
-        lines = [
-            f"define i64 @{self.name}_memory_bytes(i32 %threads) #0 {{",
-            "  switch i32 %threads, label %most [",
-        ]
-        lines += [f"    i32 {case}, label %t{case}" for case in cases if case < self.threads]
-        lines += ["  ]"]
-        for num_threads, size in cases.items():
+        """NAME_memory_bytes(threads), for whichever variant runs; @pbk_bytes{n}(threads), for one, from a cache line on.
+
+        Fewer than one thread, and more than the most, count as the most.
+        """
+        most = "0"
+        lines = [f"define i64 @{self.name}_memory_bytes(i32 %threads) #0 {{"]
+        for n, part in enumerate(self.parts):
+            self._bytes(n, part)
+            past = BUFFER_ALIGNMENT - 1 if part.aligned_bytes(1) else 0
             lines += [
-                f"t{num_threads}:" if num_threads < self.threads else "most:",
-                f"  ret i64 {size}",
+                f"  %aligned{n} = call i64 @pbk_bytes{n}(i32 %threads)",
+                f"  %bytes{n} = add i64 %aligned{n}, {past}",
+                f"  %most{n} = call i64 @llvm.umax.i64(i64 {most}, i64 %bytes{n})",
             ]
-        self.lines += [*lines, "}", ""]
+            most = f"%most{n}"
+        self.lines += [*lines, f"  ret i64 {most}", "}", ""]
+
+    def _bytes(self, number: int, part: DevicePart) -> None:
+        lines = [
+            f"define internal i64 @pbk_bytes{number}(i32 %threads) #0 {{",
+            "  %before = sub i32 %threads, 1",
+            f"  %fits = icmp ult i32 %before, {self.threads}",
+            f"  %chosen = select i1 %fits, i32 %threads, i32 {self.threads}",
+            "  %count = zext i32 %chosen to i64",
+        ]
+        scratch = "0"
+        for k, (size, most) in enumerate(part.variant.scratch if part.variant else ()):
+            lines += [
+                f"  %slots{k} = call i64 @llvm.umin.i64(i64 %count, i64 {most})",
+                f"  %size{k} = mul i64 %slots{k}, {size}",
+                f"  %scratch{k} = call i64 @llvm.umax.i64(i64 {scratch}, i64 %size{k})",
+            ]
+            scratch = f"%scratch{k}"
+        temporary = part.variant.temporary_bytes if part.variant else 0
+        lines += [f"  %bytes = add i64 {scratch}, {temporary}", "  ret i64 %bytes", "}", ""]
+        self.lines += lines
+
+    def _message(self) -> None:
+        """NAME_message(code): the words of a code."""
+        words = dict(self.interface.codes.values()) | {-1: "no code"}
+        self.lines += [
+            self._string(f"pbk_words{code}".replace("-", "_"), text.encode() + b"\0")
+            for code, text in words.items()
+        ]
+        cases = [f"    i32 {code}, label %code{code}" for code in words if code >= 0]
+        self.lines += [
+            f"define ptr @{self.name}_message(i32 %code) #0 {{",
+            "  switch i32 %code, label %code_1 [",
+            *cases,
+            "  ]",
+        ]
+        for code in words:
+            end = str(code).replace("-", "_")
+            self.lines += [f"code{end}:", f"  ret ptr @pbk_words{end}"]
+        self.lines += ["}", ""]
 
 
 def escaped(data: bytes) -> str:

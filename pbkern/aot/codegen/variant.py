@@ -10,7 +10,7 @@ from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir
-from pbkern.targets.cpu.backend import CpuBackend
+from pbkern.targets.cpu.backend import CpuBackend, own_threads
 from pbkern.targets.cpu.codegen.launches import emit_host
 from pbkern.targets.cpu.devices import CpuDevice
 from pbkern.targets.host.kernel_text import module_text
@@ -20,6 +20,10 @@ from pbkern.targets.llvm import literals
 from .alignment import lowered_kernels
 
 MAIN = "pbk_main"
+# Threads that tasks are sized for, at least: a library is called where there are more cores than
+# where it was compiled. Loops that are long enough have 16 tasks for each, enough for 256 threads.
+# Source: chosen.
+TASK_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -54,20 +58,27 @@ class ProcessorVariant:
 
 
 def variant_of(
-    program: HostProgram, options: CompileOptions, device: CpuDevice, threads: int, use_openmp: bool
+    program: HostProgram, options: CompileOptions, device: CpuDevice, most: int, use_openmp: bool
 ) -> ProcessorVariant:
-    """Lowers a program. threads: the most that a launch takes.
+    """Lowers a program. most: threads that a launch may take.
 
     Raises UnsupportedOp or InternalError.
     """
     program, backend = in_stages(program), CpuBackend(device.machine)
     options_of = functools.partial(backend.build_options, options=options, program=program)
 
+    def most_of(kernel: Kernel) -> int:
+        return min(own_threads(kernel) or most, most)
+
     def threads_of(kernel: Kernel) -> int:
-        return min(backend.threads(kernel), threads)
+        return min(most_of(kernel), max(device.machine.cores, TASK_THREADS))
 
     kernels = lowered_kernels(program, options_of)
-    lowered, functions, parts = emit_host(program, kernels.by_id, threads_of), kernels.functions, []
+    lowered, functions, parts = (
+        emit_host(program, kernels.by_id, threads_of, most_of),
+        kernels.functions,
+        [],
+    )
     for scalar in (False, True):
         of_kind = [function for function in functions if function.has_scalar_loops is scalar]
         if of_kind:

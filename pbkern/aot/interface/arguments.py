@@ -14,6 +14,12 @@ NULL_POINTER = 1
 OUT_OF_MEMORY = 2
 # Code: the processor lacks instructions.
 UNSUITABLE_PROCESSOR = 3
+# Code: no file of weights is loaded.
+NO_WEIGHTS = 4
+# Code of NAME_load: the file cannot be read or mapped.
+UNREADABLE_WEIGHTS = 5
+# Code of NAME_load: the file does not hold these weights.
+OTHER_WEIGHTS = 6
 CODES = {
     "OK": (OK, "done"),
     "NULL_POINTER": (NULL_POINTER, "an argument is a null pointer"),
@@ -21,6 +27,15 @@ CODES = {
     "UNSUITABLE_PROCESSOR": (
         UNSUITABLE_PROCESSOR,
         "the processor lacks instructions that the library uses",
+    ),
+}
+# Further codes of libraries whose weights are in a file.
+FILE_CODES = {
+    "NO_WEIGHTS": (NO_WEIGHTS, "no file of weights is loaded"),
+    "UNREADABLE_WEIGHTS": (UNREADABLE_WEIGHTS, "the file of weights cannot be read"),
+    "OTHER_WEIGHTS": (
+        OTHER_WEIGHTS,
+        "the file does not hold the weights of this function: other names, types or shapes",
     ),
 }
 
@@ -33,9 +48,11 @@ class Argument:
       name: in C. path: in Python, as "params['w']".
       type: shape and dtype.
       is_used: whether the library touches it.
+      is_weight: whether it is a weight.
     """
 
     name: str
     path: str
     type: ArrayType
     is_used: bool = True
+    is_weight: bool = False

@@ -17,17 +17,26 @@ def linked(files: Files) -> str:
     return next(files[kind] for kind in ("static", "shared", "obj") if kind in files)
 
 
+# The target of OpenMP, of the first language of C and C++ that the project has.
+_FIND_OPENMP = """get_property(NAME_LANGUAGES GLOBAL PROPERTY ENABLED_LANGUAGES)
+if("C" IN_LIST NAME_LANGUAGES)
+  set(NAME_LANGUAGE C)
+else()
+  set(NAME_LANGUAGE CXX)
+endif()
+find_package(OpenMP REQUIRED COMPONENTS ${NAME_LANGUAGE})
+set(NAME_OPENMP OpenMP::OpenMP_${NAME_LANGUAGE})"""
+
+
 def cmake(of: Interface, files: Files, use_openmp: bool) -> str:
     """find_package(NAME) gives the target NAME::NAME."""
-    needs = ["find_package(OpenMP REQUIRED COMPONENTS C)"] if use_openmp else []
-    links = (
-        f"${{CMAKE_CURRENT_LIST_DIR}}/{linked(files)}{';OpenMP::OpenMP_C' if use_openmp else ''}"
-    )
+    links = f"${{CMAKE_CURRENT_LIST_DIR}}/{linked(files)}"
+    links += f";${{{of.name}_OPENMP}}" if use_openmp else ""
     target = f"{of.name}::{of.name}"
     return "\n".join(
         [
             f"# find_package({of.name} REQUIRED PATHS <this folder>), then target_link_libraries(program {target}).",
-            *needs,
+            *(_FIND_OPENMP.replace("NAME", of.name).splitlines() if use_openmp else []),
             f"if(NOT TARGET {target})",
             f"  add_library({target} INTERFACE IMPORTED)",
             f"  set_target_properties({target} PROPERTIES",
@@ -234,6 +243,9 @@ def bench(of: Interface, files: Files, use_openmp: bool) -> str:
             results.append(
                 f'  printf("{argument.name} %08x\\n", (unsigned)checksum(p{k}, {argument.type.nbytes}));'
             )
+    if of.file:
+        load = f'  int loaded = {of.name}_load("{files["weights"]}");'
+        lines += [load, f"  if (loaded) puts({of.name}_message(loaded));"]
     passed = [f"p{k}" for k in range(len(of.arguments))]
     if of.user_memory:
         lines.append(f"  int8_t *memory = array({max(of.memory_bytes, 1)});")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .arguments import CODES, Argument
+from .arguments import CODES, FILE_CODES, Argument
 from .c_types import element_type, memref
+from .names import distinct
+from .weights_file import FileLayout
 
 # Names of arguments, from PolyBlocks's document: memory that the caller provides.
 POOL = "user_device_memory"
@@ -24,6 +26,8 @@ class Interface:
       user_memory: whether the caller provides memory.
       memory_bytes: beside the arrays, on all threads.
       devices: names of what it is made for; threads: the most that it takes.
+      weights: those that are no inputs. file: where they are in a file of weights, if they are in
+        one.
     """
 
     name: str
@@ -34,6 +38,8 @@ class Interface:
     memory_bytes: int
     devices: Sequence[str]
     threads: int
+    weights: Sequence[Argument] = ()
+    file: FileLayout | None = None
 
     @property
     def arguments(self) -> list[Argument]:
@@ -42,19 +48,26 @@ class Interface:
     @property
     def parameters(self) -> list[str]:
         """Parameters of the C function."""
-        parameters = [
-            f"const {element_type(operand.type.dtype, operand.path).c} *{operand.name}"
-            for operand in self.inputs
-        ]
-        parameters += [
-            f"{element_type(output.type.dtype, output.path).c} *{output.name}"
-            for output in self.outputs
-        ]
+        return [*map(declared, self.inputs), *self.behind_inputs]
+
+    @property
+    def behind_inputs(self) -> list[str]:
+        parameters = [declared(output).removeprefix("const ") for output in self.outputs]
         return parameters + ([f"int8_t *{POOL}", f"void *{STREAM}"] if self.user_memory else [])
 
     @property
-    def declared(self) -> str:
+    def codes(self) -> dict[str, tuple[int, str]]:
+        """Numbers that the function returns: name -> (number, meaning)."""
+        return CODES | (FILE_CODES if self.file else {})
+
+    @property
+    def declaration(self) -> str:
         return ", ".join(self.parameters) or "void"
+
+
+def declared(array: Argument) -> str:
+    """The declaration of an array that is read."""
+    return f"const {element_type(array.type.dtype, array.path).c} *{array.name}"
 
 
 def header_text(of: Interface) -> str:
@@ -73,15 +86,21 @@ def header_text(of: Interface) -> str:
         "",
     ]
     lines += _described(of)
-    lines += [f"void {of.name}({of.declared});", ""]
+    lines += [f"void {of.name}({of.declaration});", ""]
     lines += [
         "/// The same; returns one of the codes below, where the function above prints a line and aborts.",
-        f"int {of.name}_try({of.declared});",
+        f"int {of.name}_try({of.declaration});",
         "",
     ]
     lines += [
         f"#define {upper}_{code} {value} /* {meaning} */"
-        for code, (value, meaning) in CODES.items()
+        for code, (value, meaning) in of.codes.items()
+    ]
+    lines += [
+        "",
+        "/// The words of a code.",
+        f"const char *{of.name}_message(int code);",
+        *_of_weights(of),
     ]
     whose = f"the caller provides, as {POOL}" if of.user_memory else "each call allocates and frees"
     lines += [
@@ -101,6 +120,49 @@ def header_text(of: Interface) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _of_weights(of: Interface) -> list[str]:
+    """The struct of weights that are arguments, or the functions that load a file of them."""
+    if of.file:
+        return [
+            "",
+            "/// Maps a file of weights read-only into memory, in place of one that is loaded; returns a code. Once for all",
+            "/// threads, while no call runs.",
+            f"int {of.name}_load(const char *path);",
+            "/// Takes the file out of memory. No call runs.",
+            f"void {of.name}_unload(void);",
+        ]
+    weights = [argument for argument in of.inputs if argument.is_weight]
+    if not weights:
+        return []
+    struct = f"{of.name}_weights"
+    inputs = [declared(argument) for argument in of.inputs if not argument.is_weight]
+    *_, given = distinct([*(argument.name for argument in of.arguments), "weights"])
+    parameters = ", ".join([*inputs, f"const {struct} *{given}", *of.behind_inputs])
+    passed = [
+        f"{given} ? {given}->{argument.name} : NULL" if argument.is_weight else argument.name
+        for argument in of.inputs
+    ]
+    passed += [output.name for output in of.outputs]
+    passed += [POOL, STREAM] if of.user_memory else []
+    separator = ",\n      "
+    lines = [
+        "",
+        "/// The weights.",
+        "typedef struct {",
+        *(f"  {declared(argument)};" for argument in weights),
+        f"}} {struct};",
+        "",
+        "/// The same functions on a struct of weights.",
+    ]
+    for kind, end, before in (("void", "", ""), ("int", "_try", "return ")):
+        lines += [
+            f"static inline {kind} {of.name}{end}_with({parameters}) {{",
+            f"  {before}{of.name}{end}({separator.join(passed)});",
+            "}",
+        ]
+    return lines
 
 
 def _described(of: Interface) -> list[str]:

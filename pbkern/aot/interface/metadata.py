@@ -30,6 +30,7 @@ def metadata_of(
             "c_type": element_type(arg.type.dtype, arg.path).c,
             "memref": memref(arg.type, arg.path),
             "used": arg.is_used,
+            "weight": arg.is_weight,
         }
 
     return {
@@ -37,6 +38,8 @@ def metadata_of(
         "name": of.name,
         "inputs": list(map(argument, of.inputs)),
         "outputs": list(map(argument, of.outputs)),
+        "weights": list(map(argument, of.weights)),
+        "weights_file": of.file and {"bytes": of.file.size, "offsets": list(of.file.offsets)},
         "shared": [list(pair) for pair in of.shared],
         "user_device_memory": of.user_memory,
         "memory_bytes": of.memory_bytes,

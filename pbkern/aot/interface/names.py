@@ -9,8 +9,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import jax
-
 from pbkern.core.errors import OptionError
 
 # Words that no C or C++ program may use as a name. Sources: ISO C17 6.4.1, ISO C++20 [lex.key],
@@ -145,6 +143,8 @@ def argument_paths(
     fn: Callable, args: tuple, kwargs: dict, static: Callable[[int | str], bool]
 ) -> list[str]:
     """Names of the arrays among the arguments in Python, flattened as by jax.tree: "img", "params['w']"."""
+    import jax  # which `pbkern --help` does without
+
     names = parameter_names(fn, len(args))
     dynamic = [(names[n], arg) for n, arg in enumerate(args) if not static(n)]
     dynamic += [(value, kwargs[value]) for value in sorted(kwargs) if not static(value)]
@@ -175,6 +175,8 @@ def parameter_names(fn: Callable, count: int) -> list[str]:
 
 def result_paths(results: Any) -> list[str]:
     """Names of the results: "out", or for several "out0", "out1", "out_logits" of a dictionary."""
+    import jax
+
     paths_of_results = jax.tree_util.tree_flatten_with_path(results)[0]
     if len(paths_of_results) == 1 and not paths_of_results[0][0]:
         return ["out"]
@@ -182,5 +184,7 @@ def result_paths(results: Any) -> list[str]:
 
 
 def _result_name(path: tuple) -> str:
+    import jax
+
     text = jax.tree_util.keystr(path)
     return "out" + (text[1:-1].replace("][", "_") if re.fullmatch(r"(\[\d+\])+", text) else text)

@@ -118,6 +118,12 @@ class Marked:
             {k: value for k, value in kwargs.items() if k not in self.names},
         )
 
+    def flags(self, dynamic: dict[int, Any], named: dict[str, Any]) -> tuple[bool, ...]:
+        """For each leaf of the arguments that `unmarked` gave, whether its argument is among these."""
+        groups = [(n in self.positions, argument) for n, argument in dynamic.items()]
+        groups += [(name in self.names, named[name]) for name in sorted(named)]
+        return tuple(flag for flag, argument in groups for _ in jax.tree.leaves(argument))
+
     def these(self, args: tuple, kwargs: dict) -> tuple:
         """Arguments that are among them: (position or name, type, value)."""
         return (
@@ -167,13 +173,7 @@ def trace(fn: Callable, static: Marked, donated: Marked, args: tuple, kwargs: di
         *args, **named
     )
     closed = count_progressions(_jax.without_dead_code(_jax.without_refs(closed)))
-    groups = [
-        [n in donated.positions] * len(jax.tree.leaves(argument)) for n, argument in dynamic.items()
-    ]
-    groups += [
-        [name in donated.names] * len(jax.tree.leaves(named[name])) for name in sorted(named)
-    ]
-    flags = (False,) * len(closed.consts) + tuple(flag for group in groups for flag in group)
+    flags = (False,) * len(closed.consts) + donated.flags(dynamic, named)
     return Traced(
         _jax.hoist_constants(closed), [*closed.consts, *leaves], len(closed.consts), flags, results
     )

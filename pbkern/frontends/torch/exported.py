@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax.extend import core as jex
 from torch.export.graph_signature import InputKind, OutputKind
@@ -18,7 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from pbkern.core.errors import UnsupportedOp
 
 from .aten.table import name_of
-from .capture import GraphArgument, ResultPlace, capture, described, unsupported
+from .capture import GraphArgument, ResultPlace, array_of, capture, described, unsupported
 from .decompositions import decompositions
 
 ASSERTIONS = ("aten::_assert_tensor_metadata",)
@@ -31,10 +32,12 @@ class Exported:
     Attributes:
       jaxpr: of the inputs, then parameters and buffers; of its results.
       in_names: of its operands.
+      values: of its parameters and buffers, in order.
     """
 
     jaxpr: jex.ClosedJaxpr
     in_names: tuple[str, ...]
+    values: tuple[np.ndarray, ...]
 
 
 def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
@@ -69,7 +72,12 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
     names = [placeholders[operand].name for operand in inputs] + [
         specs[other].target or placeholders[other].name for other in other_tensors
     ]
-    return Exported(_ordered(captured, order, tensors), tuple(names))
+    values = program.state_dict | program.constants
+    return Exported(
+        _ordered(captured, order, tensors),
+        tuple(names),
+        tuple(array_of(values[name]) for name in names[len(inputs) :]),
+    )
 
 
 def _check_sizes(placeholders: list, examples: list) -> None:

@@ -70,7 +70,7 @@ class CpuBackend:
 
     def threads(self, kernel: Kernel) -> int:
         """Most threads that run programs of a kernel."""
-        return _params(kernel).num_threads or config.num_threads() or self.machine.cores
+        return own_threads(kernel) or config.num_threads() or self.machine.cores
 
     def emit(self, nests: KernelNests, name: str) -> LoweredKernel:
         return emit(nests, name)
@@ -79,6 +79,11 @@ class CpuBackend:
         self, program: HostProgram, kernels: Mapping[int, LoweredKernel]
     ) -> LoweredProgram:
         return emit_host(program, kernels, self.threads)
+
+
+def own_threads(kernel: Kernel) -> int | None:
+    """Most threads that a kernel's CompilerParams allow, if they say it."""
+    return _params(kernel).num_threads
 
 
 def _params(kernel: Kernel) -> CompilerParams:

@@ -89,13 +89,24 @@ def task_text(name: str, lowered: LoweredKernel, count: int) -> str:
 
 
 def emit_host(
-    program: HostProgram, kernels: Mapping[int, LoweredKernel], threads_of: Callable[[Kernel], int]
+    program: HostProgram,
+    kernels: Mapping[int, LoweredKernel],
+    threads_of: Callable[[Kernel], int],
+    most_of: Callable[[Kernel], int] | None = None,
 ) -> LoweredProgram:
-    """MLIR of a HostProgram around the functions of its kernels, by id of a kernel."""
+    """MLIR of a HostProgram around the functions of its kernels, by id of a kernel.
+
+    threads_of: the threads that tasks are sized for; most_of: those that may take part, if others.
+    """
     sizes = {
         id(kernel): tasks(kernel, kernels[id(kernel)].programs, threads_of(kernel))
         for kernel in program.kernels()
     }
+    for kernel in program.kernels():
+        chunk, threads = sizes[id(kernel)]
+        if threads > 1 and most_of is not None:
+            count = -(-kernels[id(kernel)].programs // chunk)
+            sizes[id(kernel)] = chunk, min(most_of(kernel), count)
     memory = Temporaries.of(program, lambda kernel: kernels[id(kernel)].copies)
     host = HostText(program, memory, CpuSteps(kernels, sizes))
     host.steps(program.steps)
