@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
@@ -80,6 +81,8 @@ def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
     if eqn.primitive.name in EXPANSIONS:
         expansion = functools.partial(EXPANSIONS[eqn.primitive.name], **eqn.params)
         return jax.make_jaxpr(expansion)(*[fresh_aval(var.aval) for var in eqn.invars])
+    if is_of_library(eqn):
+        return _definition(eqn)
     key = CALLS.get(eqn.primitive.name)
     inner = eqn.params.get(key) if key else None
     if inner is None and key:
@@ -102,6 +105,29 @@ def rules_kept() -> Iterator[None]:
 def has_rules(jaxpr: jex.Jaxpr) -> bool:
     """Whether an equation, at any depth, has a derivative of its own."""
     return any(eqn.primitive.name in WITH_RULES for eqn in equations(jaxpr))
+
+
+def is_of_library(eqn) -> bool:
+    """Whether an equation's primitive is neither JAX's nor pbkern's, and is defined by a function."""
+    impl = eqn.primitive.impl
+    module = getattr(impl, "__module__", None) or ""
+    return inspect.isfunction(impl) and module.split(".")[0] not in ("jax", "pbkern")
+
+
+def _definition(eqn) -> jex.ClosedJaxpr | None:
+    """The equations that a library's primitive evaluates to; None for effects, and where its function needs arrays' values."""
+    if eqn.effects:
+        return None
+    try:
+        closed = jax.make_jaxpr(functools.partial(eqn.primitive.impl, **eqn.params))(
+            *[fresh_aval(var.aval) for var in eqn.invars]
+        )
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+        return None
+    types = [(aval.shape, aval.dtype) for aval in closed.out_avals]
+    wanted = [(var.aval.shape, var.aval.dtype) for var in eqn.outvars]
+    is_circular = any(inner.primitive is eqn.primitive for inner in equations(closed.jaxpr))
+    return None if is_circular or types != wanted or closed.effects else closed
 
 
 def _solution(eqn) -> jex.ClosedJaxpr:

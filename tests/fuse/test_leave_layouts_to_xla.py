@@ -57,12 +57,12 @@ CASES = {
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("n", [1, 2, 31, 64])
+@pytest.mark.parametrize("n", [33, 64])
 @pytest.mark.parametrize("case", CASES)
 def test_moves_beside_libraries_are_left(case, n):
     f, operands = CASES[case]
     args = (definite(n), definite(n + 100)[:n, :n])[:operands]
-    assert "transpose" in reasons(f, *args)[REASON] or n == 1
+    assert "transpose" in reasons(f, *args)[REASON]
     np.testing.assert_allclose(pbkern.jit(f)(*args), wanted(f, *args), rtol=1e-3, atol=1e-4)
 
 
@@ -72,14 +72,14 @@ def test_arithmetic_is_ours():
     def f(a):
         return jnp.linalg.cholesky((a + a.T).T).T * 2.0
 
-    plan = planned(f, definite(16))
-    assert REASON not in reasons(f, definite(16)), str(plan.explanation)
+    plan = planned(f, definite(40))
+    assert REASON not in reasons(f, definite(40)), str(plan.explanation)
     assert len(plan.kernels()) == 2, str(plan.explanation)
 
 
 @pytest.mark.parametrize("f", [lambda a: a.T[::-1], lambda a: jnp.tril(a).T], ids=["views", "mask"])
 def test_moves_by_themselves_are_ours(f):
-    plan = planned(f, definite(16))
+    plan = planned(f, definite(40))
     assert len(plan.kernels()) == 1
     assert not plan.left_to_xla()
 
@@ -104,12 +104,12 @@ def test_views_between_operations_of_xla_are_no_copies():
 
 def test_report_says_why():
     f = pbkern.jit(turned_factor)
-    assert f"XLA: transpose at {__file__}" in str(f.explain(definite(8)))
-    assert REASON in str(f.explain(definite(8)))
+    assert f"XLA: transpose at {__file__}" in str(f.explain(definite(34)))
+    assert REASON in str(f.explain(definite(34)))
 
 
 def test_strict_targets_keep_them():
     f = pbkern.jit(turned_factor, compile_options=pbkern.CompileOptions(strict_target=True))
     with pytest.raises(UnsupportedOp, match="leaves 1 operation") as error:
-        f(definite(8))
+        f(definite(34))
     assert REASON not in str(error.value)

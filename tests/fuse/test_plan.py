@@ -97,9 +97,7 @@ def test_a_loop_with_an_op_of_xlas_is_left_as_a_whole():
 
 
 def test_segments_keep_order_around_xla():
-    plan = check(
-        lambda x: jnp.linalg.cholesky(x @ x.T + 9 * jnp.eye(6)).sum(0) * 2 + x[:, 0], X, left=True
-    )
+    plan = check(lambda x: jnp.fft.fft(x @ x.T).real.sum(0) * 2 + x[:, 0], X, left=True)
     assert [s.is_ours for s in plan.segments] == [True, False, True]
 
 
@@ -116,8 +114,8 @@ def test_target_says_what_it_cannot_do():
 
 
 def test_strict_target_names_op_and_line():
-    with pytest.raises(UnsupportedOp, match=r"(?s)eigh.*test_plan.py"):
-        planned(lambda x: jnp.linalg.eigh(x @ x.T)[0], X, strict_target=True)
+    with pytest.raises(UnsupportedOp, match=r"(?s)svd.*test_plan.py"):
+        planned(lambda x: jnp.linalg.svd(x @ x.T)[0], X, strict_target=True)
 
 
 def test_inputs_literals_and_repeats_are_forwarded():

@@ -16,6 +16,7 @@ from jax import lax
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.ops import linear_algebra
 from pbkern.core.ops.top_k import by_sorting
 
 from . import bitcasts as bits
@@ -62,6 +63,10 @@ def _lax_empty(eqn) -> list:
 
 def _top_k(eqn, x) -> list | None:
     return by_sorting(eqn, [x])
+
+
+def _linear_algebra(eqn, *operands) -> list | None:
+    return linear_algebra.as_equations(eqn, operands)
 
 
 def _roll(eqn, x, shift) -> list:
@@ -170,6 +175,7 @@ VALUE_RULES: dict[str, Callable[..., list | None]] = SAID_OTHERWISE | {
     "convert_element_type": _convert_element_type,
     "empty": _lax_empty,
     "top_k": _top_k,
+    **dict.fromkeys(linear_algebra.RULES, _linear_algebra),
     "reciprocal": _reciprocal,
     "bitcast": _bitcast,
     "bitcast_convert_type": _bitcast_convert_type,

@@ -19,6 +19,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import bind_again, source_of, user_line
 from pbkern.core import jaxprs
+from pbkern.core.ops.linear_algebra import RULES
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import literal
 
@@ -26,6 +27,7 @@ from .constant_factors import Factors
 from .max_pool_gradient import scatter_to_argmax
 from .powers import write_out
 from .rewrites import REWRITES, UNSAFE, Rewrite
+from .small_factorisations import factored
 from .splat_operands import Splat
 
 CONTROL = ("scan", "while", "cond")
@@ -47,6 +49,16 @@ class Simplify:
         4,
         "exponent of a power that is written out: each product adds half a unit of error, pow itself has half a unit in all",
     )
+    largest_factored_of_many: int = threshold(
+        16,
+        "rows or columns of the largest matrix that is factored without LAPACK in a batch outside of loops, or whose "
+        "eigenvalues are found. Source: docs/decisions/097-small-linear-algebra.md",
+    )
+    matrices_per_program: int = threshold(
+        8,
+        "matrices that a program of a kernel factors at once: a vector of AVX2. "
+        "Source: docs/decisions/097-small-linear-algebra.md",
+    )
 
     def __call__(self, closed: jex.ClosedJaxpr, options) -> jex.ClosedJaxpr:
         return simplify(closed, unsafe_math=options.unsafe, platform=options.platform, limits=self)
@@ -66,7 +78,13 @@ def simplify(
     """
     sums = _long_sums(closed.jaxpr, limits.long_sum_terms) if unsafe_math else set()
     pooled = functools.partial(scatter_to_argmax, most_offsets=limits.most_window_offsets)
-    exact = REWRITES | {"select_and_scatter_add": pooled}
+    solver = functools.partial(
+        factored,
+        in_loops=_in_control_flow(closed.jaxpr),
+        largest_of_many=limits.largest_factored_of_many,
+        per_program=limits.matrices_per_program,
+    )
+    exact = REWRITES | {"select_and_scatter_add": pooled} | dict.fromkeys(RULES, solver)
     power = functools.partial(write_out, largest_exponent=limits.largest_exponent)
     inexact = UNSAFE | {"pow": power}
 
@@ -86,6 +104,17 @@ def simplify(
             "div": factors.div,
         }
     return retrace(closed, exact | unsafe | {"platform_index": _branch_for(platform)})
+
+
+def _in_control_flow(jaxpr: jex.Jaxpr) -> set[int]:
+    """Ids of the equations in bodies of loops and branches."""
+    return {
+        id(member)
+        for eqn in jaxprs.equations(jaxpr)
+        if eqn.primitive.name in CONTROL
+        for inner in jaxprs.inner_jaxprs(eqn)
+        for member in jaxprs.equations(inner.jaxpr)
+    }
 
 
 def _long_sums(jaxpr: jex.Jaxpr, fewest_terms: float) -> set:
