@@ -34,7 +34,6 @@ from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call
 from pbkern.frontends.pallas.export.call import pallas_function
-from pbkern.fuse.simplify.driver import retrace as rewrite_equations
 from pbkern.targets import get_target
 from pbkern.targets.target import Target
 
@@ -101,6 +100,7 @@ def build_plan(
         check_precision(held, options.mm_conv_precision_mode)
         if target.platform == "cpu" and has_native_pallas_calls(held):
             from pbkern.frontends.pallas.in_functions import kernel_call  # imports Pallas
+            from pbkern.fuse.simplify.driver import retrace as rewrite_equations  # and the fuser
 
             rule = functools.partial(kernel_call, target=target.name)
             held = rewrite_equations(held, {"pallas_call": rule})

@@ -200,8 +200,8 @@ def _exported(body: jex.ClosedJaxpr, platform: str) -> bytes | None:
     try:
         exported = jax.export.export(function, platforms=[platform])(*body.in_avals)
         return bytes(exported.serialize())
-    except (ImportError, NotImplementedError, ValueError):  # JAX's reasons
-        return None
+    except (ImportError, NotImplementedError, ValueError, KeyError):
+        return None  # for JAX's reasons; KeyError: a dtype that a library defines
 
 
 def _unpacked(

@@ -405,8 +405,8 @@ def primitive_with_an_open_jaxpr():
     return lambda x: double.bind(x, solver=(held, ("inner", held)))
 
 
-def test_open_jaxprs_with_constants_among_parameters_stay_with_xla():
+def test_primitives_with_open_jaxprs_among_parameters_are_traced_through():
     double = primitive_with_an_open_jaxpr()
     f = pbkern.jit(lambda x: jnp.exp(double(jnp.cos(x)) - 1))
     np.testing.assert_allclose(f(X), np.exp(2 * np.cos(X) - 1), rtol=1e-6)
-    assert [left.op for left in f.explain(X).left] == ["double_of_a_library"]
+    assert not f.explain(X).left

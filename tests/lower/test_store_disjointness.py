@@ -40,6 +40,7 @@ def total(x, o):
 
 def row_before(x, o):
     i = pbkern.program_id(0)
+    o[i] = x[i]
     o[i] = x[i] + o[jnp.maximum(i - 1, 0)]
 
 

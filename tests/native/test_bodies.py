@@ -85,7 +85,7 @@ def run_native(kf, *arrays):
 
 # What only the interpreter does, or what runs nothing.
 NOT_NATIVE = {
-    "test_unwritten_results_and_scratch_are_poison",
+    "test_results_that_a_program_leaves_out_are_poison",
     "test_compiler_params_print_with_their_import",
 }
 HANDWRITTEN = [

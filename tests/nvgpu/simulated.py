@@ -14,6 +14,7 @@ from unittest import mock
 import jax
 import numpy as np
 
+from pbkern.api import plan_store
 from pbkern.core.options import CompileOptions
 from pbkern.targets import get_target
 from pbkern.targets.cpu.target import CpuTarget
@@ -81,6 +82,7 @@ def gpu():
         )
         stack.enter_context(mock.patch.object(CpuTarget, "call", call))
         stack.enter_context(mock.patch.object(CpuTarget, "POOLED_BYTES", 1 << 62))
+        stack.enter_context(mock.patch.object(plan_store, "key", return_value=None))
         if ON_DEVICE:
             stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
         stack.enter_context(mock.patch("tests.native.running.compile_program", compiled))

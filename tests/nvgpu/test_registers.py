@@ -156,8 +156,10 @@ def neighbours(store_first):
         compiler_params=params("sequential"),
     )
     def kernel(x, o, t):
-        if store_first:
+        @pbkern.when(store_first | (x[0] > 0))
+        def _():
             t[...] = x[...] * 2
+
         o[...] = t[...][::-1] if store_first else t[...] + 1
         t[...] = x[...]
 

@@ -83,12 +83,14 @@ class Schedule:
         return ("parallel",) * len(self.grid)
 
     def with_inputs_like(self, order: Sequence[jex.Var]) -> Schedule:
-        """The schedule with its inputs in this order, then those that are not in it."""
+        """The schedule with its inputs in this order, after those that are not in it.
+
+        Equal layers stay equal kernels: what one layer hands to the next comes before the weights,
+        as the first argument of the first layer does.
+        """
         places = {var: place for place, var in reversed([*enumerate(order)])}
         inputs = self.requests.inputs
-        numbers = sorted(
-            range(len(inputs)), key=lambda number: places.get(inputs[number][0], len(order))
-        )
+        numbers = sorted(range(len(inputs)), key=lambda number: places.get(inputs[number][0], -1))
         if self.wave is not None or numbers == sorted(numbers):
             return self
         requests = BlockRequests(
