@@ -65,6 +65,18 @@ def test_the_peak_of_this_machine_is_one_that_a_chain_of_multiply_adds_reaches()
     assert 0.4 < measured * 1e9 * stated.cores / stated.flops("float32") < 1.9
 
 
+@pytest.mark.parametrize(("reported", "believed"), [("491520K", 64 << 20), ("16M", 16 << 20)])
+def test_the_last_cache_is_bounded_by_usable_cores(
+    detected, monkeypatch, tmp_path, reported, believed
+):
+    """A virtual machine of two cores reports the cache of its host."""
+    (tmp_path / "index3").mkdir()
+    for name, text in (("level", "3"), ("type", "Unified"), ("size", reported)):
+        (tmp_path / "index3" / name).write_text(text)
+    monkeypatch.setattr(machine, "CACHES", tmp_path)
+    assert detected(ZEN5).l3_bytes == believed
+
+
 GROUPS = {
     "systemd, a slice above the unit has the limit": ("0::/app.slice/job\n", {"v2/app.slice/cpu.max": "150000 100000"}, 2),
     "kubelet, version 1": ("4:memory:/x\n3:cpu,cpuacct:/pods/c1\n",
