@@ -150,10 +150,10 @@ def test_names_count_only_where_code_tells_them(store):
 def test_parts_that_are_alike_share_their_code():
     def f(a):
         for _ in range(4):
-            a = jnp.linalg.cholesky(a @ a.T + 10 * jnp.eye(16, dtype=a.dtype)) * 0.25
+            a = jnp.linalg.cholesky(a @ a.T + 10 * jnp.eye(40, dtype=a.dtype)) * 0.25
         return a
 
-    a = X[:16, :16]
+    a = np.random.default_rng(0).random((40, 40), np.float32)  # smaller ones are kernels
     build, _ = pbkern.jit(f).build((a,), {})
     target = CpuTarget()
     codes = [target.compile(p, pbkern.CompileOptions()) for p in build.programs]

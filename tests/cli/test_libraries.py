@@ -275,7 +275,7 @@ MISUSES = {
     ),
     "shapes that do not fit": ([":shapes", "--args", "f32[4,5]"], "Incompatible shapes"),
     "a branch on a value": ([":branches", "--args", "f32[4]"], "TracerBoolConversionError"),
-    "XLA's operations": ([":eigen", "--args", "f32[4,4]"], "1 operation(s) need XLA"),
+    "XLA's operations": ([":eigen", "--args", "f32[40,40]"], "1 operation(s) need XLA"),
     "a check": ([":checked"], "it has checks"),
     "a large constant": ([":constant", "--args", "f32[4]"], "pass it as an argument"),
     "a keyword": ([":blur", "--args", "f32[9]", "-aot-name", "double"], "a keyword of C or C++"),

@@ -182,8 +182,8 @@ def test_functions_are_lowered_for_cuda_without_a_driver(monkeypatch):
     assert absent._library is None
 
 
-@pytest.mark.parametrize(("platform", "there"), [("cuda", True), ("rocm", True), ("tpu", False)])
-def test_kernels_by_hand_outside_of_decorated_functions(monkeypatch, platform, there):
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_kernels_by_hand_outside_of_decorated_functions(platform):
     """They run where their arrays are, as on CPUs."""
     from pbkern.targets.amdgpu import compile as amd
 
@@ -205,15 +205,8 @@ def test_kernels_by_hand_outside_of_decorated_functions(monkeypatch, platform, t
 
     traced = jax.jit(lambda x: thirds(x)).trace(jax.ShapeDtypeStruct(X.shape, "float32"))
     with config.override(gpu_driver=None):
-        if there:
-            assert (
-                "custom_call @pbkern_gpu_" in traced.lower(lowering_platforms=(platform,)).as_text()
-            )
-        else:
-            with pytest.raises(
-                TargetError, match=f"no target compiles kernel `thirds` for {platform}"
-            ):
-                traced.lower(lowering_platforms=(platform,))
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert "custom_call @pbkern_gpu_" in text
 
 
 def test_without_a_gpu_the_error_names_the_simulator():
