@@ -25,7 +25,7 @@ DURATIONS = pathlib.Path(__file__).parent / "durations.txt"
 # Seconds: a case that takes longer is slow.
 LONG_CASE = 0.5
 # Seconds: the quickest case of a function runs by default up to this.
-LONG_FUNCTION = 1.2
+LONG_FUNCTION = 1.0
 # What a reader runs first is always tested.
 ALWAYS = (
     "tests/test_tutorials.py",
