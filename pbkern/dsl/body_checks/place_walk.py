@@ -39,6 +39,7 @@ class PlaceWalk:
       grid: sizes of the grid, None where they are not known.
       stored: numbers of Refs that the program may have stored to; at first, those that are defined.
       first_read: called with (number of a Ref, equation) at each read before any store.
+      is_certain: whether the equations that are followed run whatever values are loaded.
     """
 
     place: Sequence[int | None]

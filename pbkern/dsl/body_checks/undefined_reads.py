@@ -57,7 +57,7 @@ def _follow(kernel: Kernel, place, sizes, defined: set[int], program: str) -> No
         hint = (
             "store to it first, in each program or under pbkern.when(pbkern.program_id(axis) == 0)"
         )
-        if "parallel" in program:
+        if any(place):
             hint += '; "arbitrary" in dimension_semantics, where programs run in order'
         raise KernelError(
             f"{what} of kernel `{kernel.name}` is read before anything is stored to it",
