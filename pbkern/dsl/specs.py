@@ -319,7 +319,8 @@ def definition_line(f) -> str | None:
 def own_grid_spec(spec: Any, at: str | None) -> GridSpec:
     """The grid, block specs and scratch that a kernel was given, all of pbkern's classes.
 
-    Raises KernelError for named grids, which kernels lack.
+    Memory spaces and pipeline modes of Pallas's specs name memories of other devices; they change
+    no result, and the target chooses here. Raises KernelError for named grids, which kernels lack.
     """
     pallas = _jax.loaded_pallas()
     if pallas is not None and isinstance(spec, pallas.GridSpec):
