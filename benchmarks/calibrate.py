@@ -1,5 +1,5 @@
 """Predicted against measured time of fused kernels, to set the constants of
-pbkern/targets/costs/kernel.py, pbkern/targets/costs/step.py and pbkern/targets/cpu/machine.py.
+pbkern/targets/costs/kernel.py, pbkern/targets/costs/step.py and pbkern/targets/cpu/machines/machine.py.
 
     python -m benchmarks.calibrate [workload ...]
 

@@ -2,6 +2,6 @@
 
 import pytest
 
-from pbkern.targets.cpu.machine import usable_cores
+from pbkern.targets.cpu.machines.detect import usable_cores
 
 of_several_cores = pytest.mark.skipif(usable_cores()[0] < 2, reason="one core is usable")

@@ -15,7 +15,7 @@ from pbkern.dsl.build_programs import kernel_program
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 from pbkern.targets import backend, get_target
-from pbkern.targets.cpu.machine import CpuMachine
+from pbkern.targets.cpu.machines.machine import CpuMachine
 
 TABLE = DEFAULT_MACHINE  # AVX-512, two cores
 
@@ -28,7 +28,7 @@ def on(machine=TABLE):
     whole = CpuMachine(**figures, avx512=wide, bf16_pairs=wide, vnni=wide)
     with contextlib.ExitStack() as stack:
         for module in ("target", "backend"):
-            stack.enter_context(mock.patch(f"{cpu}.{module}.detected_machine", return_value=whole))
+            stack.enter_context(mock.patch(f"{cpu}.{module}.jit_machine", return_value=whole))
         yield
 
 

@@ -583,7 +583,7 @@ READERS_OF_TEXT = {
     "lower/nest/parse.py": "nests as text",
     "targets/amdgpu/compile.py": "LLVM IR as LLVM prints it",
     "targets/amdgpu/driver.py": "names of devices",
-    "targets/cpu/machine.py": "Linux's /proc and /sys",
+    "targets/cpu/machines/detect.py": "Linux's /proc and /sys",
     "targets/cpu/schedule/nest_schedule.py": "nests as text",
     "targets/host/objects/cache_key.py": "Linux's /proc",
     "targets/host/processor.py": "Linux's /proc",

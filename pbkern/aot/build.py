@@ -15,7 +15,7 @@ from pbkern.core.option_uses import AOT_ONLY
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import gc_pause, progress, recursion
 from pbkern.core.version import VERSION
-from pbkern.targets.cpu.devices import CpuDevice, devices_of
+from pbkern.targets.cpu.machines.devices import CpuDevice, devices_of
 from pbkern.targets.llvm import process
 
 from . import link

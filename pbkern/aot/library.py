@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pbkern.targets.cpu.devices import CpuDevice
+from pbkern.targets.cpu.machines.devices import CpuDevice
 
 from . import link
 from .loaded import LoadedLibrary

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from pbkern.core.errors import TargetError
-from pbkern.targets.cpu.devices import CpuDevice
+from pbkern.targets.cpu.machines.devices import CpuDevice
 
 COMPILERS = ("cc", "gcc", "clang")
 # (whether x86-64, system) -> as zig calls it.

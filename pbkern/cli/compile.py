@@ -57,7 +57,7 @@ def run(parsed: argparse.Namespace) -> None:
 
 def _all(device: str | None) -> list[str]:
     """Kinds of files for a folder: of libraries for other systems, those that need no linker."""
-    from pbkern.targets.cpu.devices import devices_of
+    from pbkern.targets.cpu.machines.devices import devices_of
 
     here = all(target.is_here for target in devices_of(device))
     return [kind for kind in KINDS if here or kind not in ("shared", "static")]

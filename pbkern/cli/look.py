@@ -64,7 +64,7 @@ def targets(parsed: argparse.Namespace) -> None:
 
 def _devices() -> None:
     """Prints the devices that libraries can be made for."""
-    from pbkern.targets.cpu.devices import device_of, names
+    from pbkern.targets.cpu.machines.devices import device_of, names
 
     for name in names()[1:]:
         device = device_of(name)

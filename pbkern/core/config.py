@@ -94,6 +94,13 @@ VARIABLES = (
         "PBKERN_TARGET", "cpu", _target, ", ".join(TARGETS), "target of decorators that name none"
     ),
     Variable(
+        "PBKERN_MACHINE",
+        None,
+        str,
+        "a CPU of `pbkern targets --devices`",
+        "CPU whose instruction sets and figures code on CPUs is made for, in place of the one at hand, which must run it",
+    ),
+    Variable(
         "PBKERN_DEBUG",
         False,
         _flag,
@@ -166,6 +173,7 @@ class Config:
     dump: pathlib.Path | None = None
     num_threads: int | None = None
     target: str = "cpu"
+    machine: str | None = None
     debug: bool = False
     cache: bool = True
     cache_dir: pathlib.Path | None = None

@@ -24,7 +24,7 @@ def get_target(name: str, device: str | None = None) -> Target:
 def _target(name: str, device: str | None) -> Target:
     with recursion.headroom():  # imports nest
         if name == "cpu":
-            from pbkern.targets.cpu.devices import device_of
+            from pbkern.targets.cpu.machines.devices import device_of
             from pbkern.targets.cpu.target import CpuTarget
 
             return CpuTarget(device_of(device) if device else None)

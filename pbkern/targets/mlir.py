@@ -21,7 +21,7 @@ import pathlib
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 
 from pbkern.core.errors import InternalError, TargetError
@@ -43,6 +43,8 @@ HOST_PASSES = (
 # The attribute of scf.for that passes leave at branches.
 LOOP_MARK = "llvm.loop_annotation"
 _turn = threading.RLock()
+# LLVM's names: a processor, the one to schedule for, and instruction sets that code may use.
+Processor = tuple[str, str, tuple[str, ...]]
 
 
 @functools.cache
@@ -192,6 +194,22 @@ def keep_loops(module) -> None:
                     for op in block:
                         if LOOP_MARK in op.attributes:
                             op.attributes["loop_annotation"] = op.attributes[LOOP_MARK]
+
+
+def set_processor(module, cpu: str, tune: str, features: Iterable[str]) -> None:
+    """Functions of a module in LLVM's dialect have these instruction sets and no others; LLVM's names."""
+    ir, listed = bindings().ir, ", ".join(f'"+{feature}"' for feature in features)
+    with _turn, context():
+        attributes = {
+            "target_cpu": ir.StringAttr.get(cpu),
+            "tune_cpu": ir.StringAttr.get(tune),
+        }
+        if listed:
+            attributes["target_features"] = ir.Attribute.parse(f"#llvm.target_features<[{listed}]>")
+        for op in module.body.operations:
+            if op.operation.name == "llvm.func" and op.operation.regions[0].blocks:
+                for name, value in attributes.items():
+                    op.attributes[name] = value
 
 
 def join(module, other) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 import pbkern
 from pbkern.core.machine import DEFAULT_MACHINE
-from pbkern.targets.cpu import machine
+from pbkern.targets.cpu.machines import detect
 
 
 def cpuinfo(vendor, family, flags, model="some CPU"):
@@ -21,12 +21,12 @@ INTEL = cpuinfo("GenuineIntel", 6, "fpu avx avx2 avx512f")
 def detected(monkeypatch):
     """detected_machine() for a /proc/cpuinfo of this text."""
 
-    def detect(text):
-        monkeypatch.setattr(machine, "cpuinfo", lambda: text)
-        monkeypatch.setattr(machine, "usable_cores", lambda: (2, "two"))
-        return machine.detected_machine.__wrapped__()
+    def machine_of(text):
+        monkeypatch.setattr(detect, "cpuinfo", lambda: text)
+        monkeypatch.setattr(detect, "usable_cores", lambda: (2, "two"))
+        return detect.detected_machine.__wrapped__()
 
-    return detect
+    return machine_of
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_last_cache_is_bounded_by_usable_cores(
     (tmp_path / "index3").mkdir()
     for name, text in (("level", "3"), ("type", "Unified"), ("size", reported)):
         (tmp_path / "index3" / name).write_text(text)
-    monkeypatch.setattr(machine, "CACHES", tmp_path)
+    monkeypatch.setattr(detect, "CACHES", tmp_path)
     assert detected(ZEN5).l3_bytes == believed
 
 
@@ -99,8 +99,8 @@ def test_cores_are_those_of_the_control_groups(monkeypatch, tmp_path, name):
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    monkeypatch.setattr(machine, "PROCESS_CGROUPS", tmp_path / "self")
-    monkeypatch.setattr(machine, "CGROUP_V2", (tmp_path / "v2",))
-    monkeypatch.setattr(machine, "CGROUP_V1", tmp_path / "v1")
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: set(range(8)))
-    assert machine.usable_cores()[0] == cores
+    monkeypatch.setattr(detect, "PROCESS_CGROUPS", tmp_path / "self")
+    monkeypatch.setattr(detect, "CGROUP_V2", (tmp_path / "v2",))
+    monkeypatch.setattr(detect, "CGROUP_V1", tmp_path / "v1")
+    monkeypatch.setattr(detect.os, "sched_getaffinity", lambda process: set(range(8)))
+    assert detect.usable_cores()[0] == cores

@@ -12,7 +12,7 @@ import scipy.special
 
 from pbkern.lower.math.elementwise import RULES, EqnInfo, supports
 from pbkern.lower.math.functions import APPROX_RELATIVE, BINARY, ERROR_ULP, UNARY
-from pbkern.targets.cpu.machine import detected_machine
+from pbkern.targets.cpu.machines.detect import detected_machine
 from pbkern.targets.cpu.math.lookup_values import PIECES
 
 from .harness import Compiled, bfloat16, same

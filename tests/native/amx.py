@@ -13,7 +13,8 @@ from unittest import mock
 
 from pbkern import config
 from pbkern.targets import mlir
-from pbkern.targets.cpu.machine import CpuMachine, detected_machine
+from pbkern.targets.cpu.machines.detect import detected_machine
+from pbkern.targets.cpu.machines.machine import CpuMachine
 from pbkern.targets.host.processor import cpu_flags, cpuinfo, may_use_tiles
 
 SOURCE = pathlib.Path(__file__).with_name("amx_instructions.c")
@@ -58,7 +59,7 @@ def tiles():
     cpu = "pbkern.targets.cpu"
     with contextlib.ExitStack() as stack:
         for module in ("target", "backend"):
-            name = f"{cpu}.{module}.detected_machine"
+            name = f"{cpu}.{module}.jit_machine"
             stack.enter_context(mock.patch(name, return_value=machine()))
         if is_here():
             yield dict

@@ -11,7 +11,7 @@ from jax import lax
 import pbkern
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
 from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.machine import detected_machine
+from pbkern.targets.cpu.machines.detect import detected_machine
 from tests.arrays import array
 from tests.lowered import lowered
 

@@ -25,7 +25,7 @@ from pbkern.lower.nest.parse import Program, parse, program_text
 from pbkern.lower.nest.verify import verify
 from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.machine import Vectors
+from pbkern.targets.cpu.machines.machine import Vectors
 from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule.nest_schedule import CPU_DIALECT
 from pbkern.targets.simt.options import ThreadOptions

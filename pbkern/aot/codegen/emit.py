@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pbkern.targets.cpu.devices import CpuDevice
+from pbkern.targets.cpu.machines.devices import CpuDevice
 from pbkern.targets.llvm import process
 
 from .entry import Entry

@@ -27,7 +27,7 @@ from pbkern.aot.interface.arguments import (
 )
 from pbkern.aot.interface.header import Interface
 from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT
-from pbkern.targets.cpu.devices import CpuDevice
+from pbkern.targets.cpu.machines.devices import CpuDevice
 
 from .loading import LOADED, LOADED_TEST, loading_text
 from .messages import messages_text

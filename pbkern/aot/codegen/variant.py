@@ -12,7 +12,7 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir
 from pbkern.targets.cpu.backend import CpuBackend, own_threads
 from pbkern.targets.cpu.codegen.launches import emit_host
-from pbkern.targets.cpu.devices import CpuDevice
+from pbkern.targets.cpu.machines.devices import CpuDevice
 from pbkern.targets.host.kernel_text import module_text
 from pbkern.targets.host.runtime import openmp, serial
 from pbkern.targets.llvm import literals
@@ -103,22 +103,11 @@ def _llvm_ir(text: str, passes: str, device: CpuDevice) -> str:
     if mlir.LOOP_MARK in text:
         mlir.keep_loops(module)
     mlir.check_lowered(module)
-    bindings = mlir.bindings()
-    features = ", ".join(f'"+{feature}"' for feature in device.features)
+    mlir.set_processor(module, *device.processor)
     with mlir.context():
-        attributes = {
-            "target_cpu": bindings.ir.StringAttr.get(device.cpu),
-            "tune_cpu": bindings.ir.StringAttr.get(device.tune),
-        }
-        if features:
-            attributes["target_features"] = bindings.ir.Attribute.parse(
-                f"#llvm.target_features<[{features}]>"
-            )
         for op in module.body.operations:
-            if op.operation.name != "llvm.func" or not op.operation.regions[0].blocks:
-                continue
-            for name, value in attributes.items():
-                op.attributes[name] = value
-            if op.attributes["sym_name"].value == MAIN:
-                op.attributes["linkage"] = bindings.ir.Attribute.parse("#llvm.linkage<external>")
+            is_main = "sym_name" in op.attributes and op.attributes["sym_name"].value == MAIN
+            if is_main and op.operation.regions[0].blocks:
+                external = "#llvm.linkage<external>"
+                op.attributes["linkage"] = mlir.bindings().ir.Attribute.parse(external)
     return literals.readable(mlir.llvm_ir(module))

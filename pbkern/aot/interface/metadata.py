@@ -8,7 +8,7 @@ from typing import Any
 
 from pbkern.core.options import CompileOptions
 from pbkern.core.version import VERSION
-from pbkern.targets.cpu.devices import CpuDevice
+from pbkern.targets.cpu.machines.devices import CpuDevice
 
 from .arguments import Argument
 from .c_types import element_type, memref

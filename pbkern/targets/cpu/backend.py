@@ -16,7 +16,8 @@ from pbkern.targets.host.kernel_text import LoweredKernel
 from pbkern.targets.host.program_text import LoweredProgram
 
 from .lower_options import NEVER_BYTES, LowerOptions
-from .machine import CpuMachine, Vectors, detected_machine
+from .machines.devices import jit_machine
+from .machines.machine import CpuMachine, Vectors
 from .params import CompilerParams
 from .passes import CPU_PASSES
 
@@ -26,7 +27,7 @@ DEFAULT_PARAMS = CompilerParams()
 class CpuBackend:
     """See targets.backend.KernelBackend.
 
-    `given`: the machine to lower for; None: the one this process runs on.
+    `given`: the machine to lower for; None: the one that code is compiled for just in time.
     """
 
     passes: tuple[Pass, ...] = CPU_PASSES
@@ -36,7 +37,7 @@ class CpuBackend:
 
     @property
     def machine(self) -> CpuMachine:
-        return self.given or detected_machine()
+        return self.given or jit_machine()
 
     def build_options(
         self, kernel: Kernel, options, program: HostProgram | None = None

@@ -8,11 +8,10 @@ from pbkern.core.machine import LINE_BYTES
 from pbkern.core.ops.elementwise import PriceTable
 from pbkern.lower.build_options import BuildOptions, SortScratch
 from pbkern.targets.costs.sorts import LONGEST_REGISTER_LINE, MOST_NETWORK_OPERATIONS
-from pbkern.targets.cpu.machine import WIDE_VECTORS, Vectors
+from pbkern.targets.cpu.machines.machine import FAR_BYTES, WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .locality.policy import CpuPolicy
-from .machine import FAR_BYTES
 from .sorting import RadixScratch
 
 # Bytes that no array has.

@@ -29,8 +29,7 @@ from pbkern.targets.host.objects.object_code import KIND as CODE
 from pbkern.targets.host.runtime import xla
 from pbkern.targets.params import DimensionSemantics
 
-from .devices import CpuDevice
-from .machine import detected_machine
+from .machines.devices import CpuDevice, jit_device, jit_machine
 from .params import CompilerParams
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 class CpuTarget:
     """See targets.target.Target.
 
-    `device`: what libraries are made for; None: this computer's processor.
+    `device`: what libraries are made for; None: this computer's processor, or that of PBKERN_MACHINE.
     """
 
     name = "cpu"
@@ -64,7 +63,7 @@ class CpuTarget:
         return CpuBackend(None if self.device is None else self.device.machine)
 
     def machine(self) -> Machine:
-        return self.device.machine if self.device else detected_machine()
+        return self.device.machine if self.device else jit_machine()
 
     def costs(self, device: str | None = None) -> CostModel:
         from pbkern.targets.cpu.costs import (
@@ -93,7 +92,7 @@ class CpuTarget:
         return (
             disk_cache.digest((content.sources(), self.device))
             if self.device
-            else content.environment()
+            else disk_cache.digest((content.environment(), jit_device()))
         )
 
     def compile(self, program: HostProgram, options) -> CompiledProgram:
@@ -102,9 +101,14 @@ class CpuTarget:
         program = in_stages(program)
         options_of = functools.partial(self.backend.build_options, options=options, program=program)
         threads_of = self.backend.threads
-        key = content.program_key(program, options_of, threads_of, None)
+        device = jit_device()
+        processor = None if device is None else device.processor
+        key = content.program_key(program, options_of, threads_of, None, processor)
         compiled = functools.partial(
-            cpu_compile.compile_program, options_of=options_of, threads_of=threads_of
+            cpu_compile.compile_program,
+            options_of=options_of,
+            threads_of=threads_of,
+            processor=processor,
         )
 
         def make() -> CompiledProgram:

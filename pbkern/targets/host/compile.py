@@ -43,7 +43,11 @@ Lower = Callable[[Callable[[LoweredKernel], None]], LoweredProgram]
 
 
 def compile_program(
-    program: HostProgram, lower: Lower, key: str, opt_level: int | None = None
+    program: HostProgram,
+    lower: Lower,
+    key: str,
+    opt_level: int | None = None,
+    processor: mlir.Processor | None = None,
 ) -> CompiledProgram:
     """Finds or makes a program's code, loads and registers it.
 
@@ -52,8 +56,9 @@ def compile_program(
     Args:
       program: launches of kernels, in order, without last stages.
       lower: kernels and host as texts.
-      key: of what `lower` and `opt_level` depend on, see objects/cache_key.py.
+      key: of what all other arguments depend on, see objects/cache_key.py.
       opt_level: of LLVM; None: as the kernels' loops need.
+      processor: whose instructions code consists of; None: all that the processor at hand has.
     """
     xla.check_api_version()
     times: dict[str, float] = {}
@@ -67,7 +72,7 @@ def compile_program(
 
     def make() -> ObjectCode:
         mlir.bindings()  # a missing package is reported before any work
-        with object_files.Parts(symbols, opt_level, timed) as parts:
+        with object_files.Parts(symbols, opt_level, timed, processor) as parts:
             lowered = timed("lower", lower, parts.add)
             objects = parts.finish(host_text(program, lowered), "pbk_handler")
         return ObjectCode(objects, lowered.arena_bytes)

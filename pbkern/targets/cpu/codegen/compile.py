@@ -9,6 +9,7 @@ from pbkern.core.process import progress, recursion
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
+from pbkern.targets import mlir
 from pbkern.targets.backend import device_functions
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.passes import CPU_PASSES
@@ -29,6 +30,7 @@ def compile_program(
     threads_of: Callable[[Kernel], int] = lambda launched: allowed_cores(),
     opt_level: int | None = None,
     key: str | None = None,
+    processor: mlir.Processor | None = None,
 ) -> CompiledProgram:
     """Finds or makes a program's code, loads and registers it.
 
@@ -40,6 +42,7 @@ def compile_program(
       threads_of: how many threads a kernel may use; by default every core.
       opt_level: of LLVM; None: as its loops need.
       key: cache_key.program_key of these arguments, where the caller has made it.
+      processor: whose instructions code consists of; None: all that the processor at hand has.
     """
     program = in_stages(program)
 
@@ -58,5 +61,5 @@ def compile_program(
 
     if key is None:
         with recursion.headroom():
-            key = cache_key.program_key(program, options_of, threads_of, opt_level)
-    return host.compile_program(program, lower, key, opt_level)
+            key = cache_key.program_key(program, options_of, threads_of, opt_level, processor)
+    return host.compile_program(program, lower, key, opt_level, processor)

@@ -15,7 +15,7 @@ from itertools import groupby
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Accumulator, Nest, Op, nodes
-from pbkern.targets.cpu.machine import Vectors
+from pbkern.targets.cpu.machines.machine import Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_stores
 

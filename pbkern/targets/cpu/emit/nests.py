@@ -18,7 +18,7 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.nest.reductions import identities, per_accumulator
 from pbkern.targets.cpu.locality.walk_order import walks_ahead
-from pbkern.targets.cpu.machine import WIDE_VECTORS, Vectors
+from pbkern.targets.cpu.machines.machine import WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_loads
 from pbkern.targets.cpu.schedule.nest_schedule import (
     NestSchedule,

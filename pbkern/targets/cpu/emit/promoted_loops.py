@@ -14,7 +14,7 @@ from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For
-from pbkern.targets.cpu.machine import Vectors
+from pbkern.targets.cpu.machines.machine import Vectors
 from pbkern.targets.cpu.schedule.register_promotion import (
     WORKING_REGISTERS,
     PromotionPlan,

@@ -32,7 +32,7 @@ from pbkern.lower.passes.strips.strip_mining import (
     nests_of,
     with_runs_changed,
 )
-from pbkern.targets.cpu.machine import ROWS_AT_ONCE, Vectors
+from pbkern.targets.cpu.machines.machine import ROWS_AT_ONCE, Vectors
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far, is_matrix_product
 from pbkern.targets.cpu.schedule.register_tiles import choose

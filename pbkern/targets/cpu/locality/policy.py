@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pbkern.lower.nest.context import NestPolicy
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
 from pbkern.targets.costs.sizes import MASK_STRIP
-from pbkern.targets.cpu.machine import WIDE_VECTORS, Vectors
+from pbkern.targets.cpu.machines.machine import WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.schedule import register_promotion
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, schedule_so_far, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far

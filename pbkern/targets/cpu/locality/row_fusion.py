@@ -24,7 +24,7 @@ from pbkern.lower.passes.strips.strip_mining import (
     even_part,
     runs,
 )
-from pbkern.targets.cpu.machine import Vectors
+from pbkern.targets.cpu.machines.machine import Vectors
 from pbkern.targets.cpu.schedule.register_tiles import (
     LONGEST_CHAIN_OF_FEW_PRODUCTS,
     choose,

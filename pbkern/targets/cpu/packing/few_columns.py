@@ -10,7 +10,7 @@ from __future__ import annotations
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Load, Nest, Stmt, Store
-from pbkern.targets.cpu.machine import ROW_PADDING
+from pbkern.targets.cpu.machines.machine import ROW_PADDING
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits

@@ -21,7 +21,7 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.edit.stage import CopySpan, copied
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt
 from pbkern.targets.costs.caches import CONFLICT_BYTES, ROW_REUSE, SCATTERED_REUSE, fit
-from pbkern.targets.cpu.machine import ROW_PADDING
+from pbkern.targets.cpu.machines.machine import ROW_PADDING
 
 from .limits import PackLimits
 

@@ -34,7 +34,7 @@ from pbkern.lower.nest.ir import (
     nodes,
 )
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
-from pbkern.targets.cpu.machine import ROW_PADDING
+from pbkern.targets.cpu.machines.machine import ROW_PADDING
 from pbkern.targets.cpu.schedule.instructions import INT16, word_product
 
 from .limits import PackLimits

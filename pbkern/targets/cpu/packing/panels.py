@@ -35,7 +35,7 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.passes.strips.strip_mining import even_part
 from pbkern.targets.costs.caches import are_apart
-from pbkern.targets.cpu.machine import ROWS_AT_ONCE
+from pbkern.targets.cpu.machines.machine import ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.nest_schedule import scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.schedule.register_tiles import contraction_tile

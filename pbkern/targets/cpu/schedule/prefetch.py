@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Load, Nest, Reduction
-from pbkern.targets.cpu.machine import FAR_BYTES
+from pbkern.targets.cpu.machines.machine import FAR_BYTES
 
 from .nest_schedule import NestSchedule, prefetched_by, scheduled
 

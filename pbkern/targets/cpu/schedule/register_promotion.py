@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For, Load, Nest, Store
-from pbkern.targets.cpu.machine import Vectors
+from pbkern.targets.cpu.machines.machine import Vectors
 
 from .nest_schedule import NestSchedule, final_schedule
 from .register_tiles import MAX_TILE_NODES, column_vectors

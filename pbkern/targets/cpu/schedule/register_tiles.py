@@ -14,7 +14,7 @@ from dataclasses import replace
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Gather, Load, Nest, Op, Shifted, nodes
 from pbkern.targets.costs.caches import fit
-from pbkern.targets.cpu.machine import WIDE_VECTORS, Vectors
+from pbkern.targets.cpu.machines.machine import WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .cache_conflicts import rows_apart

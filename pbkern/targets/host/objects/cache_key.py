@@ -34,8 +34,9 @@ def program_key(
     options_of: Callable[[Kernel], BuildOptions],
     threads_of: Callable[[Kernel], int],
     opt_level: int | None,
+    processor: mlir.Processor | None = None,
 ) -> str:
-    """Digest of everything above but the environment."""
+    """Digest of everything above but the environment. processor: see compile_program in targets/host/compile.py."""
     kernels = program.kernels()
     number = {id(kernel): n for n, kernel in enumerate(kernels)}
     steps = program.text(lambda launched: f"kernel{number[id(launched)]}")
@@ -46,7 +47,7 @@ def program_key(
         for kernel in kernels
     )
     positions = tuple(buffer.position for buffer in program.buffers)
-    return disk_cache.digest((steps, positions, contents, opt_level))
+    return disk_cache.digest((steps, positions, contents, opt_level, processor))
 
 
 @functools.cache

@@ -38,10 +38,18 @@ class Parts:
       symbols: addresses of the runtime's functions, by name.
       opt_level: of LLVM; None: as each part's loops need.
       timed: timed(stage, f, *args) calls f.
+      processor: whose instructions the objects consist of; None: all that the processor at hand has.
     """
 
-    def __init__(self, symbols: Mapping[str, int], opt_level: int | None, timed: Callable):
+    def __init__(
+        self,
+        symbols: Mapping[str, int],
+        opt_level: int | None,
+        timed: Callable,
+        processor: mlir.Processor | None = None,
+    ):
         self.symbols, self.opt_level, self.timed = dict(symbols), opt_level, timed
+        self.processor = processor
         self.threads = ThreadPoolExecutor(allowed_cores(), thread_name_prefix="pbkern-compile")
         self.waiting: list[FunctionText] = []
         self.objects: list[Future[bytes]] = []
@@ -98,6 +106,8 @@ class Parts:
     ) -> bytes:
         module = llvm_module(module_text(functions), host, self.timed)
         mlir.check_lowered(module)
+        if self.processor is not None:
+            mlir.set_processor(module, *self.processor)
         level = self.opt_level
         if level is None:
             level = _level(functions)

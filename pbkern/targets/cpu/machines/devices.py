@@ -13,13 +13,17 @@ import dataclasses
 import functools
 import importlib
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pbkern.core import config
 from pbkern.core.errors import OptionError
 from pbkern.core.options import nearest
+from pbkern.targets import mlir
 from pbkern.targets.host.processor import cpu_flags, cpuinfo, may_use_tiles
 
-from .machine import CpuMachine, detected_machine, instruction_sets, scaled_machine
+from .detect import detected_machine, usable_cores
+from .machine import CpuMachine, instruction_sets, scaled_machine
 
 NATIVE = "native"
 SYSTEMS = ("linux", "macos")
@@ -70,8 +74,7 @@ class CpuDevice:
       system: "linux" or "macos".
       triple: LLVM's. cpu: LLVM's processor with none but the instruction sets of a level. tune: the
         one to schedule for.
-      needs: instruction sets that a processor must have. features: those of them that LLVM's `cpu`
-        does not have.
+      needs: instruction sets that a processor must have.
       machine: figures for the cost model and schedules.
     """
 
@@ -88,8 +91,8 @@ class CpuDevice:
         return self.triple.startswith("x86_64")
 
     @property
-    def features(self) -> tuple[str, ...]:
-        return tuple(need for need in self.needs if need not in LEVELS.get(self.cpu, ()))
+    def processor(self) -> mlir.Processor:
+        return self.cpu, self.tune, self.needs
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -275,12 +278,58 @@ def devices_of(given: str | None) -> tuple[CpuDevice, ...]:
     return tuple(ordered)
 
 
+def jit_device() -> CpuDevice | None:
+    """The device of PBKERN_MACHINE, whose code is compiled just in time; None: the processor at hand.
+
+    Raises OptionError where this processor lacks an instruction set of it.
+    """
+    name = config.current().machine
+    return None if name in (None, NATIVE) else _runnable(str(name))
+
+
+@functools.cache
+def _runnable(name: str) -> CpuDevice:
+    """The device of a name, with the cores of this process."""
+    device, has = device_of(name), _present((*V4, *FURTHER))
+    lacking = [need for need in device.needs if need not in has]
+    if lacking or not device.is_here:
+        what = f"lacks {', '.join(lacking)}" if device.is_here else f"is not for {device.triple}"
+        fitting = [other for other in _X86 if has.issuperset(device_of(other).needs)]
+        raise OptionError(
+            f"this computer cannot run code for `{name}`",
+            why=f"PBKERN_MACHINE={name}; it {what}",
+            hint=f"it can run code for {', '.join(fitting)}" if fitting else None,
+        )
+    return _x86(name, device.system, usable_cores()[0])
+
+
+def jit_machine() -> CpuMachine:
+    """The CPU that code is compiled for just in time: the one this process runs on, or that of PBKERN_MACHINE.
+
+    What cannot be read keeps DEFAULT_MACHINE's value. Raises OptionError for a machine that does not run here.
+
+    Examples:
+      >>> machine = pbkern.cpu.machine()
+      >>> machine.cores >= 1 and machine.vector_bits >= 128  # sizes are bytes, bandwidths bytes per second
+      True
+    """
+    device = jit_device()
+    return detected_machine() if device is None else device.machine
+
+
+def _present(sets: Iterable[str]) -> set[str]:
+    """Picks the instruction sets that the processor at hand has and this process may use."""
+    flags, tiles = cpu_flags(cpuinfo()), may_use_tiles()
+    return {
+        name
+        for name in sets
+        if FLAGS.get(name, name) in flags and (tiles or not name.startswith("amx"))
+    }
+
+
 def _native(system: str) -> CpuDevice:
     """The processor at hand; a library asks for all that it uses of it."""
-    flags = cpu_flags(cpuinfo())
-    has = {flag for flag in (*V4, *FURTHER) if FLAGS.get(flag, flag) in flags}
-    if not may_use_tiles():
-        has = {flag for flag in has if not flag.startswith("amx")}
+    has = _present((*V4, *FURTHER))
     level = next(
         (name for name in ("x86-64-v4", "x86-64-v3") if has.issuperset(LEVELS[name])), None
     )
@@ -314,27 +363,27 @@ def _host_name(level: str) -> str:
         return level
 
 
-def _x86(name: str, system: str) -> CpuDevice:
+def _x86(name: str, system: str, cores: int | None = None) -> CpuDevice:
     level, further, figures = _X86[name]
     if system != "linux":  # which alone hands out tile registers
         further = tuple(need for need in further if not need.startswith("amx"))
     needs, bits = (*LEVELS[level], *further), 512 if level == "x86-64-v4" else 256
     flags = [FLAGS.get(need, need) for need in needs]
     sets = instruction_sets(flags, bits, pairs_are_fast=name.startswith("znver"))
-    machine = _machine(name, figures, bits, **sets)
+    machine = _machine(name, figures, bits, cores, **sets)
     return CpuDevice(name, system, _triple("x86_64", system), level, name, needs, machine)
 
 
 def _aarch64(name: str, system: str) -> CpuDevice:
     usual, needs, figures = _AARCH64[name]
     system = system or usual
-    machine = _machine(name, figures, 128, registers=32, stores_past_caches=False)
+    machine = _machine(name, figures, 128, None, registers=32, stores_past_caches=False)
     return CpuDevice(name, system, _triple("aarch64", system), "generic", name, needs, machine)
 
 
-def _machine(name: str, figures: _Figures, bits: int, **fields) -> CpuMachine:
+def _machine(name: str, figures: _Figures, bits: int, cores: int | None, **fields) -> CpuMachine:
     return scaled_machine(
-        figures.cores,
+        cores or figures.cores,
         bits,
         name=name,
         l1_bytes=figures.l1 << 10,

@@ -1,0 +1,131 @@
+"""Code for a CPU by name (PBKERN_MACHINE), compiled just in time: its instructions, its numbers, its entries on disk."""
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+
+import pbkern
+from pbkern import config
+from pbkern.core.errors import OptionError
+from pbkern.core.process import disk_cache
+from pbkern.targets import get_target, mlir
+from pbkern.targets.cpu.machines import devices
+
+FMA = """
+llvm.func @run(%p: !llvm.ptr) {
+  %x = llvm.load %p {alignment = 4 : i64} : !llvm.ptr -> vector<16xf32>
+  %y = llvm.intr.fma(%x, %x, %x) : (vector<16xf32>, vector<16xf32>, vector<16xf32>) -> vector<16xf32>
+  llvm.store %y, %p {alignment = 4 : i64} : vector<16xf32>, !llvm.ptr
+  llvm.return
+}"""
+
+
+def runs_here(name: str) -> bool:
+    with config.override(machine=name):
+        try:
+            return devices.jit_device() is not None
+        except OptionError:
+            return False
+
+
+needs_v3 = pytest.mark.skipif(not runs_here("x86-64-v3"), reason="the processor has no AVX2")
+
+
+def disassembled(code: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".o") as file:
+        file.write(code)
+        file.flush()
+        command = ["objdump", "--disassemble", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@needs_v3
+@pytest.mark.parametrize(("name", "register"), [("x86-64-v3", "%ymm"), ("x86-64-v4", "%zmm")])
+def test_the_machine_by_name_decides_on_instructions(name, register):
+    """Whatever the processor at hand has: this code is not run."""
+    module = mlir.parse(FMA)
+    mlir.set_processor(module, *devices.device_of(name).processor)
+    text = disassembled(mlir.object_code(module, 0, "run", {}))
+    function = text.partition("<run>:")[2].partition("\n\n")[0]
+    assert register in function
+    assert "vfmadd" in function
+    assert ("%zmm" in function) == (name == "x86-64-v4")
+
+
+@needs_v3
+def test_numbers_are_right_on_a_machine_by_name(tmp_path):
+    """In a process of its own, as users set the variable."""
+    names = "softmax", "attention", "conv_bias_relu", "layer_norm", "sorted", "integers", "unsharp", "mlp_gradient"  # fmt: skip
+    script = f"""
+import jax, numpy as np, pbkern
+from tests.aot import programs
+assert pbkern.cpu.machine().name == "x86-64-v3" and pbkern.cpu.machine().vector_bits == 256
+for name in {names}:
+    function, inputs = programs.CASES[name]
+    compiled = pbkern.jit(function)
+    for a, b in zip(*(jax.tree.leaves(f(*inputs)) for f in (compiled, function)), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * max(np.abs(b).max(), 1.0))
+    assert "%zmm" not in compiled.as_text(*inputs, stage="asm")
+"""
+    environment = {"PBKERN_MACHINE": "x86-64-v3", "PBKERN_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def add(x):
+    return x + 1
+
+
+@needs_v3
+def test_entries_of_two_machines_do_not_mix(tmp_path):
+    """Neither code nor plans: machines of one instruction set are scheduled for differently."""
+    x = np.zeros((8, 64), np.float32)
+    entries, identities = [], []
+    with config.override(cache_dir=tmp_path, cache=True):
+        for name in (None, "x86-64-v3", "haswell", "x86-64-v3"):
+            with config.override(machine=name):
+                np.testing.assert_array_equal(pbkern.jit(add)(x), x + 1)
+                identities.append(get_target("cpu").identity())
+                entries.append({path.name for path, _ in disk_cache.current().entries()})
+    for before, after in itertools.pairwise(entries[:3]):
+        assert sorted(name.partition("-")[0] for name in after - before) == ["code", "plan"]
+    assert entries[3] == entries[2]
+    assert len(set(identities)) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("znver9", "did you mean `znver5`?"),
+        ("neoverse-n1", "it is not for aarch64-unknown-linux-gnu"),
+        ("x86-64-v4", "it lacks avx512f, avx512bw, avx512cd, avx512dq, avx512vl"),
+        ("sapphirerapids", "amx-tile, amx-bf16, amx-int8"),
+    ],
+)
+def test_machines_that_do_not_run_here_are_refused_at_the_first_compilation(
+    name, message, monkeypatch
+):
+    flags = "avx2 fma f16c bmi1 bmi2 abm movbe"
+    monkeypatch.setattr(devices, "cpuinfo", lambda: f"flags : {flags}\n")
+    devices._runnable.cache_clear()
+    with config.override(machine=name), pytest.raises(OptionError) as e:
+        pbkern.jit(add)(np.zeros(8, np.float32))
+    assert message in str(e.value)
+    devices._runnable.cache_clear()
+
+
+def test_the_refusal_names_what_runs(monkeypatch):
+    flags = "avx2 fma f16c bmi1 bmi2 abm movbe"
+    monkeypatch.setattr(devices, "cpuinfo", lambda: f"flags : {flags}\n")
+    with pytest.raises(OptionError) as e:
+        devices._runnable.__wrapped__("znver4")
+    assert "znver3" in e.value.hint
+    assert "znver4" not in e.value.hint
+    assert "alderlake" not in e.value.hint  # gfni
