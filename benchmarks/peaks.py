@@ -1,4 +1,5 @@
-"""Peaks of one core: chains of vector multiply-adds and additions, to check the rates of pbkern.cpu.machine().
+"""Peaks of one core: chains of vector operations, to check the rates of pbkern.cpu.machine() and to fill the table of CPUs
+(pbkern/targets/cpu/machines/cores.py). `div`, `sqrt` and `shift` of the lanes of two vectors are shown in additions.
 
     python -m benchmarks.peaks
 
@@ -18,6 +19,7 @@ from pbkern.targets.host.objects import elf_loader
 
 CHAINS, STEPS, SECONDS = 12, 1_000_000, 1.0
 OPERATIONS = {"fma": 2, "add": 1}  # arithmetic operations per element
+SLOWER = ("div", "sqrt", "shift")
 
 
 def text(operation: str, lanes: int, element: str) -> str:
@@ -26,6 +28,9 @@ def text(operation: str, lanes: int, element: str) -> str:
     body = {
         "fma": "%n{0} = math.fma %x{0}, %m, %a : " + v,
         "add": "%n{0} = arith.addf %x{0}, %a : " + v,
+        "div": "%n{0} = arith.divf %x{0}, %a : " + v,
+        "sqrt": "%n{0} = math.sqrt %x{0} : " + v,
+        "shift": f"%n{{0}} = vector.shuffle %x{{0}}, %m [{', '.join(map(str, range(1, lanes + 1)))}] : {v}, {v}",
     }[operation]
     lines = [f"%s0 = arith.addf %r#0, %r#1 : {v}"]
     lines += [f"%s{k} = arith.addf %s{k - 1}, %r#{k + 1} : {v}" for k in range(1, CHAINS - 1)]
@@ -65,7 +70,7 @@ def giga_operations(operation: str, bits: int, element: str) -> float:
         begin = time.thread_time()
         run()
         best = min(best, time.thread_time() - begin)
-    return CHAINS * STEPS * OPERATIONS[operation] * bits / int(element[1:]) / best / 1e9
+    return CHAINS * STEPS * OPERATIONS.get(operation, 1) * bits / int(element[1:]) / best / 1e9
 
 
 def main() -> None:
@@ -79,6 +84,11 @@ def main() -> None:
         for bits in (b for b in (512, 256, 128) if b <= machine.vector_bits):
             rates = ", ".join(f"{op} {giga_operations(op, bits, element):.0f}" for op in OPERATIONS)
             print(f"  {bits}-bit vectors, 1e9 operations per second: {rates}")
+            additions = giga_operations("add", bits, element)
+            times = {op: additions / giga_operations(op, bits, element) for op in SLOWER}
+            print(
+                f"    in additions: {', '.join(f'{op} {time:.1f}' for op, time in times.items())}"
+            )
 
 
 if __name__ == "__main__":

@@ -413,6 +413,7 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
         )
         reported = {kernel.name for kernel in explanation.kernels}
         target = get_target(options.target)
+        explanation = dataclasses.replace(explanation, machine=target.machine().note)
         explanation = explanation.with_instructions(
             {
                 kernel.name: target.product_instructions(kernel, options)

@@ -20,7 +20,7 @@ from typing import Any
 
 from pbkern.core.errors import OptionError, PbkernError
 
-from . import compile, edit, functions, look, option_flags, run
+from . import compile, edit, functions, look, machine, option_flags, run
 
 EXAMPLES = {
     "compile": (
@@ -40,6 +40,8 @@ EXAMPLES = {
     "eject": ("pbkern eject model.py:loss -o kernels.py",),
     "adopt": ("pbkern adopt model.py:loss kernels.py",),
     "targets": ("pbkern targets --coverage", "pbkern targets --devices"),
+    "machine": ("pbkern machine", "pbkern machine --json"),
+    "calibrate": ("pbkern calibrate", "pbkern calibrate --forget"),
     "cache": ("pbkern cache size",),
     "demo": ("pbkern demo",),
     "bench": ("pbkern bench softmax --quick",),
@@ -55,6 +57,8 @@ COMMANDS = {
     "eject": edit.eject,
     "adopt": edit.adopt,
     "targets": look.targets,
+    "machine": machine.machine,
+    "calibrate": machine.calibrate,
     "cache": look.cache,
 }
 
@@ -115,6 +119,10 @@ def _parser() -> argparse.ArgumentParser:
         _add_function(command, OTHER_FILES.get(name, ""))
         add_arguments(command)
     look.add_targets(_command(commands, "targets", "targets of this installation"))
+    what = "figures of the CPU that code is made for, with their sources"
+    machine.add_machine(_command(commands, "machine", what))
+    what = "measure this computer's bandwidths and keep their classes for later processes"
+    machine.add_calibrate(_command(commands, "calibrate", what))
     look.add_cache(_command(commands, "cache", "compiled programs and tuned schedules on disk"))
     what = "filter a photograph and time a transformer block beside jax.jit; pictures go to demo_output/"
     _command(commands, "demo", what)

@@ -44,22 +44,26 @@ class Machine:
       cores: hardware threads that run programs at the same time.
       vector_bits: width of one vector register.
       l1_bytes, l2_bytes: private cache of one core, bytes.
+      l1_ways: lines of one set of the l1 cache.
       l3_bytes: shared last-level cache, bytes.
       dram_bandwidth, l3_bandwidth, l2_bandwidth: bytes per second, all cores.
       peak_flops: dtype name -> multiply-adds counted as two, per second, all cores.
       tile_flops: the same of products of tiles, for dtypes of operands that an instruction on tiles multiplies.
+      run_bytes: bytes that could have come from memory in the time that a run of neighbours takes to begin.
       wide_products: whether an instruction multiplies tiles of 256 columns, so that blocks of as many are worth a try.
       clock_hz: vector instructions per second of one core.
       launch_seconds: start and end of one kernel on all cores.
       program_seconds: overhead of one program (index arithmetic, call).
       op_cycles: elementwise primitive -> vector instructions per vector of f32 results.
       source: where the numbers come from.
+      note: how they were chosen, where that is not the usual way.
     """
 
     name: str = "cpu"
     cores: int = 2
     vector_bits: int = 512
     l1_bytes: int = 48 << 10
+    l1_ways: int = 12
     l2_bytes: int = 1 << 20
     l3_bytes: int = 32 << 20
     dram_bandwidth: float = 54e9
@@ -75,12 +79,14 @@ class Machine:
         }
     )
     tile_flops: Mapping[str, float] = field(default_factory=dict)
+    run_bytes: int = 128
     wide_products: bool = False
     clock_hz: float = 3.7e9
     launch_seconds: float = 5e-6
     program_seconds: float = 2e-7
     op_cycles: PriceTable = UNMEASURED
     source: str = "AMD Zen 5 server, two cores, measured with STREAM-like loops and FMA chains"
+    note: str = ""
 
     def lanes(self, itemsize: int) -> int:
         """Elements of one vector register."""

@@ -94,9 +94,14 @@ def test_avx2_computes_the_same(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("device", "vectors"),
-    [("x86-64-v3", Vectors(256, 16)), ("x86-64-v4", Vectors(512, 32)), ("apple-m1", Vectors(128))],
+    [
+        ("x86-64-v3", Vectors(256, 16, 1, 2, 32 << 10, 8)),
+        ("x86-64-v4", Vectors(512, 32, 1, 2, 32 << 10, 8)),
+        ("znver5", Vectors(512, 32, 0.5, 1, 48 << 10, 12)),
+        ("apple-m1", Vectors(128, 32, 0.25, 1, 128 << 10, 8)),
+    ],
 )
-def test_passes_know_width_and_number_of_registers(device, vectors):
+def test_passes_know_the_vectors_of_a_core(device, vectors):
     @pbkern.kernel(grid=(1,), out_shape=jax.ShapeDtypeStruct((8,), "f4"))
     def kernel(x, o):
         o[...] = x[...] + 1

@@ -82,7 +82,7 @@ def test_columns_of_a_partial_vector(reduce):
 def test_rows_of_a_tile_stay_in_the_cache(columns, depth):
     """Rows that lie whole powers of two apart fall into few sets: a tile has no more of them than these hold."""
     nest = product(1000, columns, depth)
-    assert fit(contraction_tile(nest, "j", Vectors())[1].jam["i"], 4 * depth)
+    assert fit(contraction_tile(nest, "j", Vectors())[1].jam["i"], 4 * depth, Vectors())
     assert contraction_tile(product(1000, 16, 500), "j", Vectors())[1].jam["i"] > 16
 
 

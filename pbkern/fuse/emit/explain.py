@@ -149,6 +149,7 @@ class Explanation:
     them). `planned_anew`: why the plan is not kept on disk. `temporaries`: bytes of arrays between
     kernels. `top`: most kernels and most refusals in the text, those that take or would save most.
     With `verbose`, all of them are, fusions too, and what was refused at first and fused later.
+    `machine`: how its figures were chosen, where that is not the usual way.
     """
 
     name: str
@@ -160,6 +161,7 @@ class Explanation:
     planned_anew: str = ""
     temporaries: int = 0
     top: int = TOP
+    machine: str = ""
 
     @property
     def seconds(self) -> float:
@@ -176,6 +178,7 @@ class Explanation:
             f"{self.name}: {len(self.kernels) + grouped} kernel(s){written}, {len(self.left)} operation(s) left to XLA"
         ]
         out += self._figures()
+        out += [f"  machine: {self.machine}"] * bool(self.machine)
         out += self._kernel_lines()
         out += [f"  kernel {kernel}" for kernel in self.written]
         out += self._refusals([edge for edge in edges if not edge.fused])
@@ -229,6 +232,7 @@ class Explanation:
         refused = [edge for edge in self._edges() if not edge.fused and not edge.superseded]
         return {
             "name": self.name,
+            "machine": self.machine,
             "seconds": self.seconds,
             "limit_seconds": self._limit(),
             "launches": self._launches(),

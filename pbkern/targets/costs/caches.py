@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 from pbkern.core.machine import LINE_BYTES
 
@@ -23,10 +24,6 @@ ALIAS_BYTES = 4096
 ALIAS_NEAR_BYTES = 576
 # Last rows whose stores a load may wait for. Measured the same way.
 ALIAS_ROWS = 5
-# Lines this many apart are in the same set. Source: 32 KB of L1 in 8 ways.
-CACHE_SETS = 64
-# Lines of one set that stay there beside those of other operands.
-CACHE_WAYS = 8
 # Pages that the nearest tables do not hold (64 entries on Zen 3 and Golden Cove), rows of two in
 # each.
 MANY_PAGES = 128
@@ -38,20 +35,38 @@ def rows_alias(stride: int) -> bool:
     return any(min(distance, ALIAS_BYTES - distance) < ALIAS_NEAR_BYTES for distance in apart)
 
 
-def fit(rows: int, apart: int) -> bool:
-    """Whether lines of so many rows, `apart` bytes from one another, stay in the cache; 0 bytes: that is not known."""
+class Caches(Protocol):
+    """Caches of a core, as a machine or options of lowering describe them: bytes, and lines of one set."""
+
+    @property
+    def l1_bytes(self) -> int: ...
+
+    @property
+    def l1_ways(self) -> int: ...
+
+
+class BothCaches(Caches, Protocol):
+    """The second cache as well."""
+
+    @property
+    def l2_bytes(self) -> int: ...
+
+
+def fit(rows: int, apart: int, caches: Caches) -> bool:
+    """Whether lines of so many rows, `apart` bytes from one another, stay in the first cache; 0 bytes: that is not known."""
     if not apart:
         return True
-    sets = CACHE_SETS * LINE_BYTES // math.gcd(apart, CACHE_SETS * LINE_BYTES)
-    return rows <= CACHE_WAYS * min(sets, CACHE_SETS)
+    way_bytes = caches.l1_bytes // caches.l1_ways
+    sets = way_bytes // math.gcd(apart, way_bytes)
+    return rows <= caches.l1_ways * min(sets, way_bytes // LINE_BYTES)
 
 
-def are_apart(rows: int, step: int, span: int, l2_bytes: int) -> bool:
+def are_apart(rows: int, step: int, span: int, caches: BothCaches) -> bool:
     """Whether a few columns of so many rows, `step` bytes from one another, `span` in all, are better read from a copy.
 
     Rows far apart need an entry of the page tables each, and may evict one another from the first
     cache; near ones are worth a copy only where all of them leave the second cache.
     """
     if step >= CONFLICT_BYTES:
-        return rows >= MANY_PAGES or not fit(rows, step)
-    return span > l2_bytes // 2
+        return rows >= MANY_PAGES or not fit(rows, step, caches)
+    return span > caches.l2_bytes // 2

@@ -126,7 +126,7 @@ def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Mac
     )
 
 
-def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
+def _line_waste(access: Access, shape: Sequence[int], size: int, run_bytes: int) -> float:
     """Bytes moved per byte used: short contiguous runs waste parts of cache lines and of DRAM bursts.
 
     At most, elements between runs are moved as well: of every second element, both.
@@ -135,7 +135,7 @@ def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
     for dim, extent in zip(reversed(access), reversed(shape)):
         if 0 < dim.size != extent:
             part = run * dim.size
-            least = min(least, between * max(256 / part, 1 + 128 / part))
+            least = min(least, between * max(256 / part, 1 + run_bytes / part))
             between *= extent / dim.size
         run *= extent
     return min(least, between)
@@ -153,7 +153,7 @@ def _traffic(
             nbytes(var.aval),
             elements_read(requests, var, access, looked_up) * itemsize(var),
         )
-        waste = _line_waste(access, var.aval.shape, itemsize(var))
+        waste = _line_waste(access, var.aval.shape, itemsize(var), machine.run_bytes)
         total = int(block * programs * waste)
         read = int(
             covered(access, grid, var.aval.shape) * itemsize(var) * waste

@@ -302,16 +302,14 @@ def _packing_seconds(step: Step, machine: Machine) -> float:
         return 2 * sum(bytes_of) / (machine.l3_bandwidth / machine.cores)
     depth, copied, turned = math.prod(lhs[dim] for dim in left), 0, 0
     if len(lhs) - 1 not in left:
-        if columns >= SCATTERED_REUSE and not fit(depth, row_bytes[0]):
+        if columns >= SCATTERED_REUSE and not fit(depth, row_bytes[0], machine):
             turned += volume(step.pull.inputs[0])
     elif step.out[-1].size >= ROW_REUSE:
         if _is_converted(eqn, machine):  # read in 16 bits, written in 32
             copied += 3 * bytes_of[0] // 2
         elif row_bytes[0] % CONFLICT_BYTES == 0:
             copied += bytes_of[0]
-    if len(rhs) - 1 in right or are_apart(
-        depth, row_bytes[1], depth * row_bytes[1], machine.l2_bytes
-    ):
+    if len(rhs) - 1 in right or are_apart(depth, row_bytes[1], depth * row_bytes[1], machine):
         copied += bytes_of[1]
     return (
         2 * copied / (machine.l3_bandwidth / machine.cores)

@@ -17,7 +17,7 @@ from pbkern.targets.host.program_text import LoweredProgram
 
 from .lower_options import NEVER_BYTES, LowerOptions
 from .machines.devices import jit_machine
-from .machines.machine import CpuMachine, Vectors
+from .machines.machine import CpuMachine
 from .params import CompilerParams
 from .passes import CPU_PASSES
 
@@ -50,7 +50,8 @@ class CpuBackend:
         return LowerOptions(
             approx_math=params.approx_math and fast,
             contract=fast,
-            vectors=Vectors(params.vector_width or machine.vector_bits, machine.registers),
+            vectors=machine.vectors(params.vector_width),
+            op_costs=machine.op_cycles,
             semantics=params.dimension_semantics,
             prefetch_steps=params.max_concurrent_steps - 1,
             avx512=machine.vector_bits >= 512 and machine.avx512,
@@ -59,6 +60,7 @@ class CpuBackend:
             amx_bf16=fast and machine.amx_bf16,
             amx_int8=machine.amx_int8,
             l1_bytes=machine.l1_bytes,
+            l1_ways=machine.l1_ways,
             l2_bytes=machine.l2_bytes,
             # With its operands and what others keep there, such a result leaves the last-level
             # cache before it is read. With its reader counted, 8 MB of 32 lose 13 % if all was in

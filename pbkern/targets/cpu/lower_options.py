@@ -31,7 +31,7 @@ class LowerOptions(BuildOptions):
       prefetch_steps: how many programs ahead blocks of operands are prefetched; 0: none.
       avx512: the machine has AVX-512F and DQ; bf16_pairs: AVX512-BF16; vnni: AVX512-VNNI;
         amx_bf16, amx_int8: tiles of AMX.
-      l1_bytes, l2_bytes: caches of a core.
+      l1_bytes, l2_bytes: caches of a core. l1_ways: lines of one set of the first.
       stream_bytes: results of this size and more are written past the caches; they start at a cache
         line.
       stream_traffic: if operands and results are more than this many bytes.
@@ -55,6 +55,7 @@ class LowerOptions(BuildOptions):
     amx_bf16: bool = False
     amx_int8: bool = False
     l1_bytes: int = 32 << 10
+    l1_ways: int = 8
     l2_bytes: int = 1 << 20
     stream_bytes: int = NEVER_BYTES
     stream_traffic: int = 0

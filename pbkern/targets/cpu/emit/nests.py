@@ -92,7 +92,7 @@ class CpuNestEmitter:
             sched = NestSchedule(order=tuple(nest.dims))
         self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
         if overwritten_by(nest) and (
-            self.promoted.buffers is not None or not walks_ahead(nest, sched)
+            self.promoted.buffers is not None or not walks_ahead(nest, sched, self.vectors)
         ):
             raise InternalError("a nest would store over elements that it still loads")
         small = sched if self.promoted.buffers is not None else smallest_tile(nest, sched)
@@ -112,7 +112,7 @@ class CpuNestEmitter:
         if (
             self.promoted.buffers is None and not self.plain
         ):  # registers hold vectors that start at one place
-            nest = moved_loads(nest, sched)
+            nest = moved_loads(nest, sched, self.vectors)
         walk = NestWalk(
             nest, sched, top, {store.buf.root for store in nest.stores}, reaches=nest.reaches()
         )

@@ -56,11 +56,13 @@ class CpuPolicy(NestPolicy):
             return 0.0
         buffers = {load.buf.root for load in nest.loads() if schedule.vector in load.symbols}
         buffers |= {store.buf.root for store in nest.stores}
-        visits = Visits(moved_loads(nest, schedule), schedule, schedule.unroll)
-        return visits.cycles(far_cycles * sum(map(is_far, buffers))) * math.prod(nest.dims.values())
+        visits = Visits(moved_loads(nest, schedule, self.vectors), schedule, schedule.unroll)
+        return visits.cycles(self.vectors, far_cycles * sum(map(is_far, buffers))) * math.prod(
+            nest.dims.values()
+        )
 
     def overwriting(self, nest: Nest, buffers: frozenset[Buf]) -> Nest:
         return scheduled(nest, overwritten=buffers)
 
     def loads_ahead(self, nest: Nest) -> bool:
-        return walks_ahead(nest, self._schedule(nest))
+        return walks_ahead(nest, self._schedule(nest), self.vectors)

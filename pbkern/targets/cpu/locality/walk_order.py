@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from pbkern.lower.nest.ir import Expr, Load, Nest, Shifted, Store
+from pbkern.targets.cpu.machines.machine import Vectors
 from pbkern.targets.cpu.schedule.nest_schedule import (
     NestSchedule,
     overwritten_by,
@@ -26,9 +27,9 @@ from pbkern.targets.cpu.schedule.sliding_windows import (
 )
 
 
-def walks_ahead(nest: Nest, sched: NestSchedule) -> bool:
+def walks_ahead(nest: Nest, sched: NestSchedule, core: Vectors) -> bool:
     """Whether all overwritten elements are loaded before the nest stores there, if it is emitted with this schedule."""
-    nest = moved_loads(nest, sched)
+    nest = moved_loads(nest, sched, core)
     if (
         sched.vector is None
         or sched.transpose

@@ -7,11 +7,15 @@ import math
 import os
 import pathlib
 import re
+from collections.abc import Collection
+from typing import Any
 
-from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.targets.host.processor import CPUINFO, cpu_flags, cpuinfo, may_use_tiles
 
-from .machine import CpuMachine, instruction_sets, scaled_machine
+from . import calibration
+from .calibration import Calibration
+from .cores import FURTHER, V4, row_of
+from .machine import CpuMachine, machine_of
 
 CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 # Control groups of this process, a line each: number:controllers:path (man 7 cgroups). Version 2's
@@ -20,39 +24,96 @@ PROCESS_CGROUPS = pathlib.Path("/proc/self/cgroup")
 # Where version 2 is mounted: alone, or beside version 1.
 CGROUP_V2 = (pathlib.Path("/sys/fs/cgroup"), pathlib.Path("/sys/fs/cgroup/unified"))
 CGROUP_V1 = pathlib.Path("/sys/fs/cgroup/cpu")
+# Names of instruction sets in /proc/cpuinfo, where LLVM has others.
+FLAGS = {
+    "bmi": "bmi1",
+    "lzcnt": "abm",
+    "avx512vbmi2": "avx512_vbmi2",
+    "avx512vnni": "avx512_vnni",
+    "avx512bitalg": "avx512_bitalg",
+    "avx512vpopcntdq": "avx512_vpopcntdq",
+    "avx512bf16": "avx512_bf16",
+    "avx512fp16": "avx512_fp16",
+    "avxvnni": "avx_vnni",
+    "amx-tile": "amx_tile",
+    "amx-bf16": "amx_bf16",
+    "amx-int8": "amx_int8",
+}
 # The widest vectors of each instruction set extension, widest first.
 VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("asimd", 128))
 
 
-# Most bytes of the last cache that count for one usable core: virtual machines report the whole cache
-# of their host. Source: a softmax of 4096 x 4096 on two cores of a Xeon that reports 480 MB, 25 November
-# 2026: 6.2 to 7.8 ms with this bound, 10.9 without.
-L3_BYTES_PER_CORE = 32 << 20
+def detected_machine() -> CpuMachine:
+    """The machine this process runs on. What the system does not tell is that of the row of the table."""
+    return _machine(calibration.stored())
+
+
+def calibrate() -> CpuMachine:
+    """Measures bandwidths of this computer, rounds them to classes and keeps these for later processes.
+
+    Takes half a second, in which the computer should have nothing else to do. The classes are in the
+    cache on disk, by processor; plans made before are not used any more where a class changes.
+
+    Returns the machine with them. Raises TargetError if measurements do not repeat, OptionError
+    where nothing is kept on disk.
+
+    Examples:
+      >>> machine = pbkern.cpu.calibrate()  # doctest: +SKIP
+    """
+    calibration.keep(calibration.measured(_machine(None)))
+    return detected_machine()
 
 
 @functools.cache
-def detected_machine() -> CpuMachine:
-    """The machine this process runs on. What cannot be read keeps DEFAULT_MACHINE's value."""
+def _machine(calibrated: Calibration | None) -> CpuMachine:
     cores, cores_from = usable_cores()
     info = cpuinfo()
     bits, bits_from = vector_bits(info)
-    caches, flags = cache_bytes(), cpu_flags(info)
-    if "l3" in caches:
-        caches["l3"] = min(caches["l3"], L3_BYTES_PER_CORE * cores)
-    model = re.search(r"model name\s*: (.*)", info)
-    rate, rate_from = executed_share(info, bits)
+    flags = cpu_flags(info)
     if "amx_tile" in flags and not may_use_tiles():
         flags = {flag for flag in flags if not flag.startswith("amx")}
-    return scaled_machine(
-        cores,
-        bits,
-        rate,
-        source=f"{model[1] if model else 'unknown CPU'}; cores: {cores_from}; vectors: {bits_from}; "
-        f"caches: {CACHES if caches else 'assumed'}; "
-        f"rates scaled by cores and vector width{rate_from} from: {DEFAULT_MACHINE.source}",
-        **instruction_sets(flags, bits, pairs_are_fast="GenuineIntel" not in info),
-        **{f"{level}_bytes": size for level, size in caches.items()},
+    name, row = row_of(*processor_numbers(info), bits, present(flags))
+    caches = cache_figures()
+    model = re.search(r"model name\s*: (.*)", info)
+    sources = {
+        **dict.fromkeys(caches, str(CACHES)),
+        "cores": cores_from,
+        "vector_bits": bits_from,
+    }
+    known = dict[str, Any](caches)
+    if calibrated is not None:
+        known |= {"l3_class": calibrated.l3_class, "dram_class": calibrated.dram_class}
+        known["note"] = str(calibrated)
+        sources |= calibrated.sources
+    return machine_of(
+        "cpu",
+        row,
+        flags,
+        cores=cores,
+        vector_bits=bits,
+        sources=sources,
+        source=f"{model[1] if model else 'unknown CPU'}, as {name}; cores: {cores_from}; vectors: {bits_from}; "
+        f"caches: {CACHES if caches else 'assumed'}; rates: {row.kind.source}",
+        **known,
     )
+
+
+def processor_numbers(cpuinfo: str) -> tuple[str, int, int | None]:
+    """(vendor, family, model or None) of a processor; ("", 0, None) where the system does not say it."""
+    vendor, family, model = (
+        re.search(rf"^{name}\s*: (.*)$", cpuinfo, re.MULTILINE)
+        for name in ("vendor_id", "cpu family", "model")
+    )
+    return (
+        vendor[1] if vendor else "",
+        int(family[1]) if family else 0,
+        int(model[1]) if model else None,
+    )
+
+
+def present(flags: Collection[str]) -> set[str]:
+    """LLVM's names of the instruction sets beyond x86-64-v2 that flags of /proc/cpuinfo name."""
+    return {name for name in (*V4, *FURTHER) if FLAGS.get(name, name) in flags}
 
 
 def usable_cores() -> tuple[int, str]:
@@ -118,35 +179,22 @@ def vector_bits(cpuinfo: str) -> tuple[int, str]:
     )
 
 
-def executed_share(cpuinfo: str, bits: int) -> tuple[float, str]:
-    """(peak at this width as a share of DEFAULT_MACHINE's, why, for `source`; "" where it is the same).
-
-    AMD's Zen 4 (family 25, as Zen 3, which has no AVX-512) executes a 512-bit operation as two
-    halves of 256 bits: `python -m benchmarks.peaks` measures 118 GFLOP/s of float32 multiply-adds
-    per core with either width, at 3.7 GHz, where Zen 5 reaches twice that. One 512-bit operation
-    per cycle is what `clock_hz` stands for: that stays.
-    """
-    vendor, family = (
-        re.search(rf"^{name}\s*: (.*)$", cpuinfo, re.MULTILINE)
-        for name in ("vendor_id", "cpu family")
-    )
-    if bits == 512 and vendor and family and (vendor[1], family[1]) == ("AuthenticAMD", "25"):
-        return (
-            0.5,
-            f", peaks halved (AMD family 25 in {CPUINFO}: 512-bit operations execute as two halves),",
-        )
-    return 1.0, ""
-
-
-def cache_bytes() -> dict[str, int]:
-    """{"l1": data cache of a core, "l2": of a core, "l3": shared}, as far as the system tells."""
-    sizes = {}
+def cache_figures() -> dict[str, int]:
+    """Fields of CpuMachine about caches, as far as the system tells them: sizes, and the ways of the first."""
+    figures = {}
     for folder in sorted(CACHES.glob("index*")):
-        level, kind, size = (_read(folder / name).strip() for name in ("level", "type", "size"))
+        level, kind, size, ways = (
+            _read(folder / name).strip()
+            for name in ("level", "type", "size", "ways_of_associativity")
+        )
         number = re.fullmatch(r"(\d+)([KMG]?)", size)
         if kind in ("Data", "Unified") and level in ("1", "2", "3") and number:
-            sizes[f"l{level}"] = int(number[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[number[2]]
-    return sizes
+            figures[f"l{level}_bytes"] = (
+                int(number[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[number[2]]
+            )
+            if level == "1" and ways.isdecimal() and int(ways):
+                figures["l1_ways"] = int(ways)
+    return figures
 
 
 def _read(path: pathlib.Path) -> str:

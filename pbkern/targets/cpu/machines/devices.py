@@ -13,8 +13,8 @@ import dataclasses
 import functools
 import importlib
 import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from pbkern.core import config
 from pbkern.core.errors import OptionError
@@ -22,47 +22,12 @@ from pbkern.core.options import nearest
 from pbkern.targets import mlir
 from pbkern.targets.host.processor import cpu_flags, cpuinfo, may_use_tiles
 
-from .detect import detected_machine, usable_cores
-from .machine import CpuMachine, instruction_sets, scaled_machine
+from .cores import AARCH64, ANY_V3, FURTHER, LEVELS, V3, X86, Processor
+from .detect import FLAGS, detected_machine, present, usable_cores
+from .machine import CpuMachine, instruction_sets, machine_of
 
 NATIVE = "native"
 SYSTEMS = ("linux", "macos")
-# LLVM's names of instruction sets: what the levels of x86-64 consist of (System V ABI, AMD64
-# supplement, 3.1.1), as far as code can tell: older ones are part of each.
-V3 = ("avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe")
-V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-LEVELS = {"x86-64-v3": V3, "x86-64-v4": V4}
-# Further ones that code may use, with their names in /proc/cpuinfo where those differ.
-FURTHER = (
-    "avx512ifma",
-    "avx512vbmi",
-    "avx512vbmi2",
-    "avx512vnni",
-    "avx512bitalg",
-    "avx512vpopcntdq",
-    "avx512bf16",
-    "avx512fp16",
-    "gfni",
-    "avxvnni",
-    "amx-tile",
-    "amx-bf16",
-    "amx-int8",
-)
-FLAGS = {
-    "bmi": "bmi1",
-    "lzcnt": "abm",
-    "avx512vbmi2": "avx512_vbmi2",
-    "avx512vnni": "avx512_vnni",
-    "avx512bitalg": "avx512_bitalg",
-    "avx512vpopcntdq": "avx512_vpopcntdq",
-    "avx512bf16": "avx512_bf16",
-    "avx512fp16": "avx512_fp16",
-    "avxvnni": "avx_vnni",
-    "amx-tile": "amx_tile",
-    "amx-bf16": "amx_bf16",
-    "amx-int8": "amx_int8",
-}
-ICELAKE = FURTHER[:6]
 
 
 @dataclass(frozen=True)
@@ -105,58 +70,6 @@ class CpuDevice:
         return self.is_x86 and self.system == "linux"
 
 
-@dataclass(frozen=True)
-class _Figures:
-    """cores, l1, l2, l3 in KB of one processor of a kind, and where they are from."""
-
-    cores: int
-    l1: int
-    l2: int
-    l3: int
-    source: str
-
-
-_HASWELL = "Intel 64 and IA-32 Architectures Optimization Reference Manual, Haswell to Broadwell, a desktop part"
-_INTEL = "Intel 64 and IA-32 Architectures Optimization Reference Manual"
-_AMD = "AMD Software Optimization Guide of the family"
-_ANY = "assumed, a common size of processors of this level"
-# LLVM's name -> (level, further instruction sets, figures).
-_X86: dict[str, tuple[str, tuple[str, ...], _Figures]] = {
-    "x86-64-v3": ("x86-64-v3", (), _Figures(8, 32, 512, 16 << 10, _ANY)),
-    "x86-64-v4": ("x86-64-v4", (), _Figures(8, 32, 1024, 32 << 10, _ANY)),
-    "haswell": ("x86-64-v3", (), _Figures(4, 32, 256, 8 << 10, _HASWELL)),
-    "broadwell": ("x86-64-v3", (), _Figures(4, 32, 256, 8 << 10, _HASWELL)),
-    "skylake": ("x86-64-v3", (), _Figures(4, 32, 256, 8 << 10, _INTEL)),
-    "alderlake": ("x86-64-v3", ("gfni", "avxvnni"), _Figures(8, 48, 1280, 30 << 10, _INTEL)),
-    "raptorlake": ("x86-64-v3", ("gfni", "avxvnni"), _Figures(8, 48, 2048, 36 << 10, _INTEL)),
-    "meteorlake": ("x86-64-v3", ("gfni", "avxvnni"), _Figures(6, 48, 2048, 24 << 10, _INTEL)),
-    "znver1": ("x86-64-v3", (), _Figures(8, 32, 512, 16 << 10, _AMD)),
-    "znver2": ("x86-64-v3", (), _Figures(8, 32, 512, 32 << 10, _AMD)),
-    "znver3": ("x86-64-v3", (), _Figures(8, 32, 512, 32 << 10, _AMD)),
-    "skylake-avx512": ("x86-64-v4", (), _Figures(16, 32, 1024, 22 << 10, _INTEL)),
-    "cascadelake": ("x86-64-v4", ("avx512vnni",), _Figures(16, 32, 1024, 22 << 10, _INTEL)),
-    "cooperlake": (
-        "x86-64-v4",
-        ("avx512vnni", "avx512bf16"),
-        _Figures(16, 32, 1024, 22 << 10, _INTEL),
-    ),
-    "icelake-server": ("x86-64-v4", (*ICELAKE, "gfni"), _Figures(16, 48, 1280, 24 << 10, _INTEL)),
-    "tigerlake": ("x86-64-v4", (*ICELAKE, "gfni"), _Figures(4, 48, 1280, 12 << 10, _INTEL)),
-    "rocketlake": ("x86-64-v4", (*ICELAKE, "gfni"), _Figures(8, 48, 512, 16 << 10, _INTEL)),
-    "sapphirerapids": ("x86-64-v4", FURTHER, _Figures(16, 48, 2048, 30 << 10, _INTEL)),
-    "emeraldrapids": ("x86-64-v4", FURTHER, _Figures(16, 48, 2048, 80 << 10, _INTEL)),
-    "graniterapids": ("x86-64-v4", FURTHER, _Figures(32, 48, 2048, 128 << 10, _INTEL)),
-    "znver4": (
-        "x86-64-v4",
-        (*ICELAKE, "avx512bf16", "gfni"),
-        _Figures(8, 32, 1024, 32 << 10, _AMD),
-    ),
-    "znver5": (
-        "x86-64-v4",
-        (*ICELAKE, "avx512bf16", "gfni", "avxvnni"),
-        _Figures(8, 48, 1024, 32 << 10, _AMD),
-    ),
-}
 # Those without multiply-adds, for which LLVM calls `fmaf` for each lane.
 _WITHOUT_FMA = (
     "x86-64",
@@ -174,47 +87,11 @@ _WITHOUT_FMA = (
     "goldmont",
     "tremont",
 )
-_ARM = "Arm's technical reference manual of the core; one vendor's machine"
-# name -> (system where none is named, instruction sets beside NEON, figures).
-_AARCH64: dict[str, tuple[str, tuple[str, ...], _Figures]] = {
-    "neoverse-n1": (
-        "linux",
-        ("lse", "fullfp16", "dotprod"),
-        _Figures(16, 64, 1024, 32 << 10, f"{_ARM}: Graviton2, 16 of 64"),
-    ),
-    "neoverse-v1": (
-        "linux",
-        ("lse", "fullfp16", "dotprod"),
-        _Figures(16, 64, 1024, 32 << 10, f"{_ARM}: Graviton3, 16 of 64"),
-    ),
-    "neoverse-v2": (
-        "linux",
-        ("lse", "fullfp16", "dotprod"),
-        _Figures(16, 64, 2048, 36 << 10, f"{_ARM}: Graviton4, 16 of 96"),
-    ),
-    "cortex-a72": (
-        "linux",
-        (),
-        _Figures(4, 32, 256, 1 << 10, f"{_ARM}: Raspberry Pi 4, whose four cores share 1 MB"),
-    ),
-    "cortex-a76": (
-        "linux",
-        ("lse", "fullfp16", "dotprod"),
-        _Figures(4, 64, 512, 2 << 10, f"{_ARM}: Raspberry Pi 5"),
-    ),
-    "apple-m1": (
-        "macos",
-        ("lse", "fullfp16", "dotprod"),
-        _Figures(
-            4, 128, 3072, 8 << 10, "Apple M1: four fast cores, which share 12 MB; system cache 8 MB"
-        ),
-    ),
-}
 
 
 def names() -> list[str]:
     """Every name that `device_of` knows."""
-    return [NATIVE, *_X86, *_AARCH64]
+    return [NATIVE, *X86, *AARCH64]
 
 
 @functools.cache
@@ -232,9 +109,9 @@ def device_of(given: str) -> CpuDevice:
         )
     if name == NATIVE:
         return _native(system or "linux")
-    if name in _X86:
+    if name in X86:
         return _x86(name, system or "linux")
-    if name in _AARCH64:
+    if name in AARCH64:
         return _aarch64(name, system)
     if name in _WITHOUT_FMA:
         raise OptionError(
@@ -290,11 +167,11 @@ def jit_device() -> CpuDevice | None:
 @functools.cache
 def _runnable(name: str) -> CpuDevice:
     """The device of a name, with the cores of this process."""
-    device, has = device_of(name), _present((*V4, *FURTHER))
+    device, has = device_of(name), _present()
     lacking = [need for need in device.needs if need not in has]
     if lacking or not device.is_here:
         what = f"lacks {', '.join(lacking)}" if device.is_here else f"is not for {device.triple}"
-        fitting = [other for other in _X86 if has.issuperset(device_of(other).needs)]
+        fitting = [other for other in X86 if has.issuperset(device_of(other).needs)]
         raise OptionError(
             f"this computer cannot run code for `{name}`",
             why=f"PBKERN_MACHINE={name}; it {what}",
@@ -317,19 +194,15 @@ def jit_machine() -> CpuMachine:
     return detected_machine() if device is None else device.machine
 
 
-def _present(sets: Iterable[str]) -> set[str]:
-    """Picks the instruction sets that the processor at hand has and this process may use."""
-    flags, tiles = cpu_flags(cpuinfo()), may_use_tiles()
-    return {
-        name
-        for name in sets
-        if FLAGS.get(name, name) in flags and (tiles or not name.startswith("amx"))
-    }
+def _present() -> set[str]:
+    """LLVM's names of the instruction sets that the processor at hand has and this process may use."""
+    tiles = may_use_tiles()
+    return {name for name in present(cpu_flags(cpuinfo())) if tiles or not name.startswith("amx")}
 
 
 def _native(system: str) -> CpuDevice:
     """The processor at hand; a library asks for all that it uses of it."""
-    has = _present((*V4, *FURTHER))
+    has = _present()
     level = next(
         (name for name in ("x86-64-v4", "x86-64-v3") if has.issuperset(LEVELS[name])), None
     )
@@ -349,7 +222,8 @@ def _native(system: str) -> CpuDevice:
         level == "x86-64-v3"
     ):  # with AVX-512 it may have some, as Knights Landing: libraries use that of x86-64-v4 or none
         bits = min(machine.vector_bits, 256)
-        machine = dataclasses.replace(machine, vector_bits=bits, **instruction_sets((), bits))
+        sets = instruction_sets((), bits, ANY_V3)
+        machine = dataclasses.replace(machine, vector_bits=bits, **sets)
     return CpuDevice(
         NATIVE, system, _triple("x86_64", system), level, _host_name(level), needs, machine
     )
@@ -364,34 +238,35 @@ def _host_name(level: str) -> str:
 
 
 def _x86(name: str, system: str, cores: int | None = None) -> CpuDevice:
-    level, further, figures = _X86[name]
+    row = X86[name]
+    further = row.further
     if system != "linux":  # which alone hands out tile registers
         further = tuple(need for need in further if not need.startswith("amx"))
-    needs, bits = (*LEVELS[level], *further), 512 if level == "x86-64-v4" else 256
-    flags = [FLAGS.get(need, need) for need in needs]
-    sets = instruction_sets(flags, bits, pairs_are_fast=name.startswith("znver"))
-    machine = _machine(name, figures, bits, cores, **sets)
-    return CpuDevice(name, system, _triple("x86_64", system), level, name, needs, machine)
+    needs = (*LEVELS[row.level], *further)
+    known: dict[str, Any] = {}
+    if cores is not None:
+        known = {
+            "cores": cores,
+            "sources": {"cores": "this process"},
+            "note": f"PBKERN_MACHINE={name}",
+        }
+    machine = machine_of(
+        name, row, [FLAGS.get(need, need) for need in needs], source=_source(row), **known
+    )
+    return CpuDevice(name, system, _triple("x86_64", system), row.level, name, needs, machine)
 
 
 def _aarch64(name: str, system: str) -> CpuDevice:
-    usual, needs, figures = _AARCH64[name]
-    system = system or usual
-    machine = _machine(name, figures, 128, None, registers=32, stores_past_caches=False)
-    return CpuDevice(name, system, _triple("aarch64", system), "generic", name, needs, machine)
-
-
-def _machine(name: str, figures: _Figures, bits: int, cores: int | None, **fields) -> CpuMachine:
-    return scaled_machine(
-        cores or figures.cores,
-        bits,
-        name=name,
-        l1_bytes=figures.l1 << 10,
-        l2_bytes=figures.l2 << 10,
-        l3_bytes=figures.l3 << 10,
-        source=f"cores and caches: {figures.source}; rates scaled by cores and vector width",
-        **fields,
+    row = AARCH64[name]
+    system = system or ("macos" if name.startswith("apple") else "linux")
+    machine = machine_of(name, row, ("asimd",), source=_source(row), stores_past_caches=False)
+    return CpuDevice(
+        name, system, _triple("aarch64", system), row.level, name, row.further, machine
     )
+
+
+def _source(row: Processor) -> str:
+    return f"cores and caches: {row.source}; rates: {row.kind.source}"
 
 
 def _triple(architecture: str, system: str) -> str:

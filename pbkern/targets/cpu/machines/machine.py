@@ -1,16 +1,16 @@
-"""CpuMachine: a CPU's figures for the cost model and schedules.
-
-Bandwidths and peaks are scaled from figures measured on one machine: relative prices are what
-fusion needs of them.
-"""
+"""CpuMachine: a CPU's figures for the cost model and schedules, made of a row of the table of CPUs (cores.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pbkern.core.machine import DEFAULT_MACHINE, Machine
+from pbkern.core.ops.elementwise import PriceTable
+from pbkern.targets.cpu.math.op_cycles import COST
+
+from .cores import CoreKind, Processor
 
 # Elements by which copied rows are longer, so that they do not fall into one cache set. Source: not
 # recorded.
@@ -20,18 +20,35 @@ ROW_PADDING = 16
 ROWS_AT_ONCE = 8
 # Arrays of this size and more do not fit the caches of one core.
 FAR_BYTES = 2 << 20
+# Bits of vectors of multiply-adds that DEFAULT_MACHINE's cores begin in a cycle: two of 512.
+DEFAULT_MULTIPLY_ADD_BITS = 1024
+# Bytes that could have come from memory in the time that a run of neighbours takes to begin. Source: rows of
+# 256 bytes to 4 KB, 23 KB apart, came at 6.4 to 14 GB/s on Zen 3 where whole rows came at 17 (26 November
+# 2026), and rows of 512 bytes at 14 where whole ones came at 25 on Zen 4 and Zen 5.
+RUN_BYTES = 450
+# Most bytes of the last cache that count for one usable core: virtual machines report the whole cache
+# of their host. Source: a softmax of 4096 x 4096 on two cores of a Xeon that reports 480 MB, 25 November
+# 2026: 6.2 to 7.8 ms with this bound, 10.9 without.
+L3_BYTES_PER_CORE = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Registers that hold vectors.
+    """Registers that hold vectors, and what a schedule pays for moving them.
 
     Attributes:
       bits: width of one. registers: their number, by default that of AVX-512 and NEON.
+      shift_cycles: cycles of shifting the lanes of two into one.
+      crossing_accesses: accesses of the cache by a load that is not aligned and may cross two lines.
+      l1_bytes, l1_ways: the first data cache.
     """
 
     bits: int = 512
     registers: int = 32
+    shift_cycles: float = 0.5
+    crossing_accesses: float = 2.0
+    l1_bytes: int = DEFAULT_MACHINE.l1_bytes
+    l1_ways: int = DEFAULT_MACHINE.l1_ways
 
 
 # Those of AVX-512.
@@ -45,6 +62,7 @@ class CpuMachine(Machine):
     Attributes:
       registers: vector registers. x86-64 has 16, with AVX-512 32 (Intel's manual volume 1, 15.1),
         NEON 32.
+      shift_cycles, crossing_accesses: see Vectors.
       avx512: has AVX-512F and AVX512-DQ, whose instructions targets/cpu/math/avx512.py asks for by
         name.
       bf16_pairs: multiplies pairs of bfloat16 (AVX512-BF16, with the shorter vectors of AVX512-VL)
@@ -54,58 +72,139 @@ class CpuMachine(Machine):
       amx_bf16, amx_int8: multiplies tiles of bfloat16, and of bytes (AMX), and the system lets this
         process use their registers.
       stores_past_caches: whether large results may be written past the caches.
+      sources: figure -> where it comes from. Keys of what is kept on disk do not depend on it.
     """
 
     registers: int = 32
+    shift_cycles: float = WIDE_VECTORS.shift_cycles
+    crossing_accesses: float = WIDE_VECTORS.crossing_accesses
     avx512: bool = False
     bf16_pairs: bool = False
     vnni: bool = False
     amx_bf16: bool = False
     amx_int8: bool = False
     stores_past_caches: bool = True
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def vectors(self, width: int | None = None) -> Vectors:
+        """The registers, with vectors of so many bits; None: the widest."""
+        return Vectors(
+            width or self.vector_bits,
+            self.registers,
+            self.shift_cycles,
+            self.crossing_accesses,
+            self.l1_bytes,
+            self.l1_ways,
+        )
 
 
-# Multiply-adds of one core by tiles, counted as two, per second, packing of operands included. Source: matmuls of 1,024 on a
-# Xeon (Granite Rapids), 25 November 2026; products alone run 2.2 to 2.9 times as fast.
-TILE_FLOPS: Mapping[str, float] = {"bfloat16": 1.3e12, "int8": 2.5e12}
+def machine_of(name: str, row: Processor, flags: Collection[str], **known: Any) -> CpuMachine:
+    """The machine of a row.
 
-
-def scaled_machine(cores: int, bits: int, share_of_peak: float = 1.0, **figures: Any) -> CpuMachine:
-    """DEFAULT_MACHINE's rates at another number of cores and width of vectors; other figures as given.
-
-    Tiles have rates of their own.
+    Args:
+      name: how reports call it.
+      row: the figures.
+      flags: of /proc/cpuinfo.
+      known: fields that are known otherwise; `sources` says of each where from.
     """
-    share = cores / DEFAULT_MACHINE.cores
-    width = share_of_peak * bits / DEFAULT_MACHINE.vector_bits
-    peaks = {k: flop * share * width for k, flop in DEFAULT_MACHINE.peak_flops.items()}
-    if not figures.get("bf16_pairs"):  # they are converted to float32
-        peaks["bfloat16"] = peaks["float32"]
-    tiles = {"bfloat16": figures.get("amx_bf16"), "int8": figures.get("amx_int8")}
+    kind, sources = row.kind, known.pop("sources", {})
+    figures = {
+        "cores": row.cores,
+        "vector_bits": row.bits,
+        "l1_bytes": row.l1 << 10,
+        "l1_ways": kind.l1_ways,
+        "l2_bytes": row.l2 << 10,
+        "l3_bytes": row.l3 << 10,
+        "l3_class": row.l3_class,
+        "dram_class": row.dram_class,
+    } | known
+    cores, bits = figures["cores"], figures["vector_bits"]
+    figures["l3_bytes"] = min(figures["l3_bytes"], L3_BYTES_PER_CORE * cores)
+    per_core = {
+        "l3_bandwidth": figures.pop("l3_class"),
+        "dram_bandwidth": figures.pop("dram_class"),
+    }
+    bandwidths = {name: cores * rate * 1e9 for name, rate in per_core.items()}
+    bandwidths["dram_bandwidth"] = min(bandwidths["dram_bandwidth"], row.memory * 1e9)
+    sets = instruction_sets(flags, bits, kind)
     return CpuMachine(
-        cores=cores,
-        vector_bits=bits,
-        l2_bandwidth=DEFAULT_MACHINE.l2_bandwidth * share,
-        l3_bandwidth=DEFAULT_MACHINE.l3_bandwidth * share,
-        peak_flops=peaks,
-        tile_flops={name: TILE_FLOPS[name] * cores for name, has in tiles.items() if has},
+        name=name,
+        l2_bandwidth=kind.l2_class * cores * 1e9,
+        peak_flops=_peaks(kind, cores, sets),
+        tile_flops={
+            dtype: kind.tile_flops[dtype] * cores
+            for dtype, has in (("bfloat16", sets["amx_bf16"]), ("int8", sets["amx_int8"]))
+            if has
+        },
+        run_bytes=RUN_BYTES,
+        op_cycles=_prices(kind, bits),
+        shift_cycles=kind.shift_cycles,
+        crossing_accesses=kind.crossing_accesses,
+        sources=_sources(row) | sources,
+        **bandwidths,
+        **sets,
         **figures,
     )
 
 
-def instruction_sets(
-    flags: Collection[str], bits: int, pairs_are_fast: bool = True
-) -> dict[str, Any]:
-    """Fields of CpuMachine by flags of /proc/cpuinfo.
+def _peaks(kind: CoreKind, cores: int, sets: Mapping[str, Any]) -> dict[str, float]:
+    """Multiply-adds, counted as two, per second.
 
-    `pairs_are_fast`: not so on Intel's cores, which start vdpbf16ps every other cycle: half the rate of float32. Source:
-    118 and 241 GFLOP/s on a Xeon (Granite Rapids), 25 November 2026; uops.info, VDPBF16PS.
+    Bytes and pairs are multiplied at the rate of whole vectors (vpdpbusd 952 and vpdpwssd 463 GOP/s beside 241 GFLOP/s of
+    float32 on Granite Rapids, 25 November 2026). Without instructions for them they become words: 118 GOP/s of bytes and 121
+    GFLOP/s of bfloat16 beside 120 of float32 on Zen 3, 26 November 2026.
     """
+    share = cores / DEFAULT_MACHINE.cores * kind.multiply_add_bits / DEFAULT_MULTIPLY_ADD_BITS
+    single = DEFAULT_MACHINE.peak_flops["float32"] * share
+    narrow = {"int16": 2, "int8": 4, "uint8": 4} if sets["vnni"] else {}
+    return {
+        "float32": single,
+        "float64": DEFAULT_MACHINE.peak_flops["float64"] * share,
+        "float16": single,
+        "bfloat16": single * (kind.pair_share if sets["bf16_pairs"] else 1),
+        **{dtype: single * narrow.get(dtype, 1) for dtype in ("int8", "uint8", "int16")},
+    }
+
+
+def _prices(kind: CoreKind, bits: int) -> PriceTable:
+    """Prices in additions, which begin as often as multiply-adds."""
+    additions = kind.multiply_add_bits / bits
+    core_prices = {"div": kind.divide_cycles * additions, "sqrt": kind.root_cycles * additions}
+    return PriceTable(COST.measured | core_prices)
+
+
+def instruction_sets(flags: Collection[str], bits: int, kind: CoreKind) -> dict[str, Any]:
+    """Fields of CpuMachine by flags of /proc/cpuinfo."""
     flags = set(flags)
     return {
         "registers": 16 if bits < 512 and "asimd" not in flags else 32,
         "avx512": {"avx512f", "avx512dq"} <= flags,
-        "bf16_pairs": pairs_are_fast and {"avx512_bf16", "avx512vl"} <= flags,
+        "bf16_pairs": kind.pair_share > 1 and {"avx512_bf16", "avx512vl"} <= flags,
         "vnni": {"avx512_vnni", "avx512vl"} <= flags,
         "amx_bf16": {"amx_tile", "amx_bf16"} <= flags,
         "amx_int8": {"amx_tile", "amx_int8"} <= flags,
+    }
+
+
+def _sources(row: Processor) -> dict[str, str]:
+    """Source of each figure of a row."""
+    kind = row.kind
+
+    def of(*figures: str) -> str:
+        return "; ".join(dict.fromkeys(kind.sources.get(figure, kind.source) for figure in figures))
+
+    return {
+        "cores": row.source,
+        "vector_bits": f"level {row.level}",
+        **dict.fromkeys(("l1_bytes", "l2_bytes", "l3_bytes"), row.source),
+        "l1_ways": of("l1_ways"),
+        "l2_bandwidth": f"class by kind, {of('l2_class')}",
+        **dict.fromkeys(("l3_bandwidth", "dram_bandwidth"), f"class by kind, {row.bandwidths}"),
+        "peak_flops": f"{of('multiply_add_bits', 'pair_share')}; scaled from: {DEFAULT_MACHINE.source}",
+        "tile_flops": of("tile_flops"),
+        "div": of("divide_cycles"),
+        "sqrt": of("root_cycles"),
+        "shift_cycles": of("shift_cycles"),
+        "crossing_accesses": of("crossing_accesses"),
+        "clock_hz": f"assumed: {DEFAULT_MACHINE.source}",
     }

@@ -20,7 +20,7 @@ from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.edit.stage import CopySpan, copied
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt
-from pbkern.targets.costs.caches import CONFLICT_BYTES, ROW_REUSE, SCATTERED_REUSE, fit
+from pbkern.targets.costs.caches import CONFLICT_BYTES, ROW_REUSE, SCATTERED_REUSE, Caches, fit
 from pbkern.targets.cpu.machines.machine import ROW_PADDING
 
 from .limits import PackLimits
@@ -111,7 +111,7 @@ def stage(
     return context.pool.load(load.dtype, buf, within([piece.place for piece in spans]), False)
 
 
-def is_scattered(nest: Nest, load: Load, reuse: int) -> bool:
+def is_scattered(nest: Nest, load: Load, reuse: int, caches: Caches) -> bool:
     """Whether a tile reads a broadcast operand from a line for each reduced element, and these evict one another."""
     if reuse < SCATTERED_REUSE:
         return False
@@ -125,7 +125,7 @@ def is_scattered(nest: Nest, load: Load, reuse: int) -> bool:
     rows = [step for dim, step in steps.items() if dim not in nest.rdims and step]
     if not apart or not rows or min(rows) > min(apart)[0] or min(apart)[0] < LINE_BYTES:
         return False
-    return not fit(math.prod(size for _, size in apart), min(apart)[0])
+    return not fit(math.prod(size for _, size in apart), min(apart)[0], caches)
 
 
 def replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:

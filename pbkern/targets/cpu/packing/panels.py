@@ -118,7 +118,7 @@ def _along_columns(
         return out + words.before + panels
     depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
     is_turned = isinstance(stationary, Load) and is_scattered(
-        nest, stationary, nest.reuse(stationary)
+        nest, stationary, nest.reuse(stationary), context.options
     )
     pays = _panel_pays(nest, streamed, vector, depth, context, limits)
     fits = not is_deep(nest, depth, width, is_turned, context, limits)
@@ -163,7 +163,7 @@ def _is_streamed(
         few
         and is_row
         and depth >= 4 * ROWS_AT_ONCE
-        and are_apart(depth, step, depth * step, context.options.l2_bytes)
+        and are_apart(depth, step, depth * step, context.options)
     )
 
 
@@ -286,7 +286,7 @@ def _panel_pays(
         (_row_bytes(streamed, rdim), nest.dims[rdim]) for rdim in nest.rdims if nest.dims[rdim] > 1
     ]
     return reuse >= limits.panel_reuse and are_apart(
-        depth, max(steps)[0], max(step * size for step, size in steps), context.options.l2_bytes
+        depth, max(steps)[0], max(step * size for step, size in steps), context.options
     )
 
 
@@ -312,7 +312,7 @@ def _stage_still(
     if not isinstance(stationary, Load):
         return nest, stationary
     reuse, dtype = nest.reuse(stationary), stationary.buf.dtype
-    if is_scattered(nest, stationary, reuse):
+    if is_scattered(nest, stationary, reuse, context.options):
         copy = stage(
             nest,
             stationary,

@@ -124,7 +124,7 @@ def along(nest: Nest, vector: str, vectors: Vectors) -> NestSchedule:
     elif nest.reductions and vector in nest.rdims:
         sched = _batch_rows(nest, _tile_horizontal(nest, sched), full)
     elif nest.reductions and nest.rdims:
-        sched = _tile_register(nest, sched)
+        sched = _tile_register(nest, sched, vectors)
     else:
         sched = _tile_elementwise(nest, sched)
     return _capped(nest, sched)
@@ -221,7 +221,7 @@ def contraction_tile(nest: Nest, vector: str, vectors: Vectors) -> tuple[int, Ne
     full = max(vectors.bits // register_bits(nest), 2)
     fewest = FEWEST_WORDS if any(reduction.by is not None for reduction in nest.reductions) else 1
     lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
-    sched = _capped(nest, _tile_register(nest, _untiled(nest, vector, lanes, vectors)))
+    sched = _capped(nest, _tile_register(nest, _untiled(nest, vector, lanes, vectors), vectors))
     return sched.lanes * sched.unroll, replace(sched, fixed=True)
 
 
@@ -383,7 +383,7 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> NestSchedule:
     return replace(sched, jam=jam, unroll=unroll)
 
 
-def _tile_register(nest: Nest, sched: NestSchedule) -> NestSchedule:
+def _tile_register(nest: Nest, sched: NestSchedule, core: Vectors) -> NestSchedule:
     """Vectors along a result dimension, accumulators in registers over the reduction."""
     vectors, count = _vectors(nest, sched), len(nest.reductions)
     pair = 2 if any(reduction.op in ("argmax", "argmin") for reduction in nest.reductions) else 1
@@ -404,7 +404,9 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> NestSchedule:
                 rows,
                 j,
                 lambda height, unroll=unroll: _tiled(
-                    vectors, unroll, lambda width: _step_cycles(height, width, apart)
+                    vectors,
+                    unroll,
+                    lambda width: _step_cycles(height, width, fit(height, apart, core)),
                 ),
             )
             if best is None or cost < best[0] * 0.999:
@@ -482,13 +484,13 @@ def _tiled(size: int, tile: int, cost) -> float:
     return full * cost(tile) + (cost(rest) if rest else 0.0)
 
 
-def _step_cycles(rows: int, vectors: int, apart: int = 0) -> float:
+def _step_cycles(rows: int, vectors: int, is_near: bool = True) -> float:
     """Cycles of one reduction step of a tile: two FMAs and two loads per cycle, plus loop overhead; FMA latency 4.
 
-    `apart`: bytes between the rows that are broadcast. Loads of those that evict one another go to
-    the second cache.
+    `is_near`: whether the rows that are broadcast stay in the first cache. Loads of those that evict one another go to
+    the second one.
     """
-    products, loads = rows * vectors, rows if fit(rows, apart) else 2 * rows
+    products, loads = rows * vectors, rows if is_near else 2 * rows
     return (
         max(products, loads + vectors, PRODUCTS_UNDER_WAY if products < PRODUCTS_UNDER_WAY else 0)
         / 2

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index, is_written
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Op, Pool, Shifted
+from pbkern.targets.cpu.machines.machine import Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import is_strided
@@ -28,8 +29,9 @@ from .vector_dimension import is_long_point
 
 # Bytes of a vector that fills a cache line.
 LINE_VECTOR_BYTES = 64
-# Cache accesses that a shuffle costs.
-SHUFFLE_ACCESSES = 0.7
+# Accesses of the cache in the time of a cycle of shifts: less than the two that begin in a cycle, as they
+# wait.
+SHIFT_ACCESSES = 1.4
 # Cache accesses that a store costs.
 STORE_ACCESSES = 2.0
 # Vectors that registers keep from step to step, beside those of the step itself.
@@ -104,7 +106,7 @@ class Visits:
                     visits[key_of(arg, place)] = arg, place
         return visits
 
-    def cycles(self, memory: float = 0.0) -> float:
+    def cycles(self, core: Vectors, memory: float = 0.0) -> float:
         """Estimate for a vector of results: arithmetic goes on while caches and, for `memory` cycles, memory are accessed."""
         values = self._visit(self.carried).values()
         spilled = max(len(self.carried) - MOST_CARRIED, 0)
@@ -117,23 +119,25 @@ class Visits:
             for expr, point in values
             if isinstance(expr, Load) and self.sched.vector in expr.symbols
         }
-        accesses += sum(2 if _straddles(*place, self.sched) else 1 for place in places)
+        accesses += sum(
+            core.crossing_accesses if _straddles(*place, self.sched) else 1 for place in places
+        )
         return max(
-            self._arithmetic(values) / len(self.points), accesses / len(self.points) + memory
+            self._arithmetic(values, core) / len(self.points), accesses / len(self.points) + memory
         )
 
-    def _arithmetic(self, values: Iterable[tuple[Expr, Point]]) -> float:
-        """Sums have pipes of their own, one of them for shuffles as well; products, too, and products with sums."""
+    def _arithmetic(self, values: Iterable[tuple[Expr, Point]], core: Vectors) -> float:
+        """Sums have pipes of their own, one of them for shifts as well; products, too, and products with sums."""
         names = [expr.info.primitive for expr, _ in values if isinstance(expr, Op)]
         products, sums = names.count("mul"), sum(name in ("add", "sub") for name in names)
         both = min(products, sums)
-        shuffles = sum(
+        shifts = core.shift_cycles * sum(
             isinstance(expr, Shifted)
             and len(parts(expr, point, self.sched.vector, self.sched.lanes)) > 1
             for expr, point in values
         )
-        every = sum(COST[name] for name in names) - both + shuffles
-        return max(every / OPERATIONS, sums - both + shuffles / 2, products)
+        every = sum(COST[name] for name in names) - both + 2 * shifts
+        return max(every / OPERATIONS, sums - both + shifts, products)
 
     def _visit(self, known: dict) -> dict[tuple, tuple[Expr, Point]]:
         visits: dict[tuple, tuple[Expr, Point]] = {}
@@ -246,12 +250,12 @@ class _Group:
         return least // self.lanes * self.lanes if last and self.aligned else least
 
 
-def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
+def moved_loads(nest: Nest, sched: NestSchedule, core: Vectors) -> Nest:
     """The nest with overlapping loads as moved ones, where that is less work."""
     vector = sched.vector
     if nest.reductions or vector is None or sched.transpose:
         return nest
-    chosen = [group for group in _groups(nest, sched) if _pays(group, sched.unroll)]
+    chosen = [group for group in _groups(nest, sched) if _pays(group, sched.unroll, core)]
     if not chosen:
         return nest
     pool = Pool()
@@ -263,7 +267,8 @@ def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
     )  # of nests without reductions
     return (
         moved
-        if Visits(moved, sched, sched.unroll).cycles() < Visits(nest, sched, sched.unroll).cycles()
+        if Visits(moved, sched, sched.unroll).cycles(core)
+        < Visits(nest, sched, sched.unroll).cycles(core)
         else nest
     )
 
@@ -302,8 +307,8 @@ def _candidates(nest: Nest, vector: str) -> Iterable[Load]:
                 yield load
 
 
-def _pays(group: _Group, unroll: int) -> bool:
-    """Whether whole vectors and shuffles are less work than a load for each place."""
+def _pays(group: _Group, unroll: int, core: Vectors) -> bool:
+    """Whether whole vectors and shifts are less work than a load for each place."""
     places = {place + group.lanes * vec for place in group.places for vec in range(unroll)}
     if len(places) < 2:
         return False
@@ -315,9 +320,11 @@ def _pays(group: _Group, unroll: int) -> bool:
         for k in range(1 + (lane > 0))
     }
     fresh = sum(vector + unroll not in whole for vector in whole)
-    straddling = 1 if group.aligned else 2
-    direct = sum(1 if group.aligned and not lane else 2 for lane in lanes)
-    return fresh * straddling + SHUFFLE_ACCESSES * sum(lane > 0 for lane in lanes) < direct
+    crossing = core.crossing_accesses
+    straddling = 1 if group.aligned else crossing
+    direct = sum(1 if group.aligned and not lane else crossing for lane in lanes)
+    shifts = SHIFT_ACCESSES * core.shift_cycles * sum(lane > 0 for lane in lanes)
+    return fresh * straddling + shifts < direct
 
 
 def _place(load: Load, point: Point) -> tuple[Buf, Affine]:
