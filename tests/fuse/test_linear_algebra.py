@@ -12,11 +12,13 @@ from jax import lax
 import pbkern
 from pbkern.core.ops.linear_algebra import LARGEST_SIZE, MOST_WRITTEN_STEPS
 from pbkern.fuse.simplify.driver import Simplify
+from pbkern.targets.cpu.costs import CpuCosts
+from pbkern.targets.cpu.machines.devices import device_of
 
 from .checking import planned
 
 SIZES = st.sampled_from([1, 2, 3, 5, MOST_WRITTEN_STEPS, MOST_WRITTEN_STEPS + 1, 13])
-BATCHES = st.sampled_from([(), (3,), (2, 2), (Simplify().matrices_per_program + 1,)])
+BATCHES = st.sampled_from([(), (3,), (2, 2), (Simplify().most_per_program + 1,)])
 DTYPES = st.sampled_from([np.float32, np.float64])
 few_examples = settings(max_examples=8, deadline=None, derandomize=True)
 
@@ -221,3 +223,11 @@ def test_bodies_of_kernels_have_factorisations(size):
         factor, inverse = run(a)
         close(np.asarray(factor, "f8"), np.linalg.cholesky(a.astype("f8")), a.dtype)
         close(np.asarray(inverse, "f8"), np.linalg.inv(a.astype("f8")), a.dtype)
+
+
+@pytest.mark.parametrize(("name", "at_once"), [("haswell", 16), ("znver5", 32), ("neoverse-n1", 8)])
+def test_a_program_factors_as_many_matrices_as_two_vectors_have_lanes(name, at_once):
+    costs = CpuCosts.of(device_of(name).machine)
+    x = jax.ShapeDtypeStruct((320, 12, 12), "float32")
+    kernels = planned(lambda x: lax.linalg.lu(x)[0], x, machine=costs).kernels()
+    assert kernels[0].grid == (320 // at_once,)

@@ -18,7 +18,8 @@ from pbkern.dsl.kernel import BlockSize, BlockSizes, Kernel
 
 # An integer that is no part of a name or of a number with a point.
 INTEGER = re.compile(r"(?<![\w.])\d+(?![\w.])")
-# Other sizes of which each constant is tried; two decide an expression, the others check it.
+# Other sizes of which each constant is tried; two decide an expression, the others check it. They change the
+# text that is printed and no code.
 OTHER_SIZES = 4
 # Characters behind which an expression needs no brackets.
 OPEN = "([{,:="

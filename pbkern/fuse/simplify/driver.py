@@ -54,14 +54,24 @@ class Simplify:
         "rows or columns of the largest matrix that is factored without LAPACK in a batch outside of loops, or whose "
         "eigenvalues are found. Source: docs/decisions/097-small-linear-algebra.md",
     )
-    matrices_per_program: int = threshold(
-        8,
-        "matrices that a program of a kernel factors at once: a vector of AVX2. "
-        "Source: docs/decisions/097-small-linear-algebra.md",
+    vectors_per_program: int = threshold(
+        2,
+        "vectors of float32 whose lanes are the matrices that a program of a kernel factors at once. 256 of 8 x 8: QR 233, "
+        "127, 97 and 99 us with 4, 8, 16 and 32 at once, LU 158, 78, 75 and 68, on vectors of 8. Zen 3, 26 November 2026",
+    )
+    most_per_program: int = threshold(
+        32,
+        "matrices that a program factors at once, at most: scratch is that many. A warp of a GPU",
     )
 
     def __call__(self, closed: jex.ClosedJaxpr, options) -> jex.ClosedJaxpr:
-        return simplify(closed, unsafe_math=options.unsafe, platform=options.platform, limits=self)
+        return simplify(
+            closed,
+            unsafe_math=options.unsafe,
+            platform=options.platform,
+            limits=self,
+            lanes=options.machine.lanes(4),
+        )
 
 
 def simplify(
@@ -70,11 +80,12 @@ def simplify(
     unsafe_math: bool = True,
     platform: str = "cpu",
     limits: Simplify = Simplify(),
+    lanes: int = 8,
 ) -> jex.ClosedJaxpr:
     """Runs the rewrites, then CSE and dead code elimination.
 
     `unsafe_math` admits rewrites that may change rounding, except of means. Of branches for several
-    platforms, only the one for `platform` stays.
+    platforms, only the one for `platform` stays. lanes: float32 elements of a vector.
     """
     sums = _long_sums(closed.jaxpr, limits.long_sum_terms) if unsafe_math else set()
     pooled = functools.partial(scatter_to_argmax, most_offsets=limits.most_window_offsets)
@@ -82,7 +93,7 @@ def simplify(
         factored,
         in_loops=_in_control_flow(closed.jaxpr),
         largest_of_many=limits.largest_factored_of_many,
-        per_program=limits.matrices_per_program,
+        per_program=min(limits.vectors_per_program * lanes, limits.most_per_program),
     )
     exact = REWRITES | {"select_and_scatter_add": pooled} | dict.fromkeys(RULES, solver)
     power = functools.partial(write_out, largest_exponent=limits.largest_exponent)

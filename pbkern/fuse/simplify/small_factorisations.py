@@ -21,7 +21,8 @@ def factored(
 ) -> list | None:
     """Results of a factorisation or solve of small matrices, None for others.
 
-    in_loops: ids of the equations in control flow. largest_of_many, per_program: fields of Simplify.
+    in_loops: ids of the equations in control flow. largest_of_many: see Simplify.
+    per_program: matrices that a program of a kernel factors.
     """
     if not linear_algebra.is_small(eqn):
         return None
