@@ -20,6 +20,10 @@ LAUNCH_SECONDS = 3e-6
 BLOCK_SECONDS = 2e-7
 
 
+# Bytes of one way of a first cache: 64 lines. Source: assumed.
+WAY_BYTES = 4096
+
+
 @dataclass(frozen=True)
 class Figures:
     """Figures of one device.
@@ -53,6 +57,7 @@ def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
         cores=RESIDENT_BLOCKS * specs.multiprocessors,
         vector_bits=32 * warp,
         l1_bytes=specs.near // (2 * RESIDENT_BLOCKS),
+        l1_ways=max(specs.near // (2 * RESIDENT_BLOCKS) // WAY_BYTES, 1),
         l2_bytes=specs.near // RESIDENT_BLOCKS,
         l3_bytes=specs.cache,
         dram_bandwidth=specs.bandwidth,

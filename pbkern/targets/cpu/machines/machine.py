@@ -22,10 +22,10 @@ ROWS_AT_ONCE = 8
 FAR_BYTES = 2 << 20
 # Bits of vectors of multiply-adds that DEFAULT_MACHINE's cores begin in a cycle: two of 512.
 DEFAULT_MULTIPLY_ADD_BITS = 1024
-# Bytes that could have come from memory in the time that a run of neighbours takes to begin. Source: rows of
-# 256 bytes to 4 KB, 23 KB apart, came at 6.4 to 14 GB/s on Zen 3 where whole rows came at 17 (26 November
-# 2026), and rows of 512 bytes at 14 where whole ones came at 25 on Zen 4 and Zen 5.
-RUN_BYTES = 450
+# Bytes that could have come from memory in the time that a run of neighbours takes to begin. Source: runs of
+# 256 to 1024 bytes, 23 KB apart, came at 9 to 14 GB/s on Zen 3 where whole rows came at 18 (26 November 2026),
+# which makes 240 to 360; runs of 512 bytes at 14 where whole rows came at 25 on Zen 4 and Zen 5.
+RUN_BYTES = 300
 # Most bytes of the last cache that count for one usable core: virtual machines report the whole cache
 # of their host. Source: a softmax of 4096 x 4096 on two cores of a Xeon that reports 480 MB, 25 November
 # 2026: 6.2 to 7.8 ms with this bound, 10.9 without.
