@@ -142,11 +142,7 @@ def test_sums_of_far_rows_are_made_one_after_the_other():
     x = np.random.default_rng(4).normal(size=(520, 600)).astype(np.float32)
     got = np.asarray(pbkern.jit(f)(x))
     np.testing.assert_allclose(got, f(x.astype(np.float64)), rtol=2e-6, atol=2e-5)
-    loops = [
-        line
-        for line in pbkern.jit(f).as_text(x, stage="nests").splitlines()
-        if line.lstrip().startswith("for ")
-    ]
+    loops = [line for line in lowered(f, x).splitlines() if line.lstrip().startswith("for ")]
     assert [len(line) - len(line.lstrip()) for line in loops] == [0, 2]
 
 
