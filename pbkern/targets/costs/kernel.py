@@ -119,7 +119,9 @@ def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Mac
     if working_set <= machine.l1_bytes:
         return 0.0
     if working_set > machine.l2_bytes:
-        return (2.0 * temporaries + 0.3 * blocks) / machine.l3_bandwidth
+        is_shared = working_set <= machine.l3_bytes
+        bandwidth = machine.l3_bandwidth if is_shared else machine.dram_bandwidth
+        return (2.0 * temporaries + 0.3 * blocks) / bandwidth
     # Nests share outer loops: one step's part of a value is often all that is stored.
     return (
         (0.1 + working_set / machine.l2_bytes) * (temporaries + 0.3 * blocks) / machine.l2_bandwidth
