@@ -42,12 +42,9 @@ def kernel(**params):
     return plus_one
 
 
-@pytest.mark.parametrize(
-    "params", [{"max_concurrent_steps": 2}, {"lowering_semantics": "Warpgroup"}]
-)
-def test_what_is_not_done_is_refused(params):
-    with pytest.raises(ScheduleError, match=f"asks for {next(iter(params))}"):
-        pbkern.simulate(kernel(**params), np.zeros(8, np.float32))
+def test_what_is_not_done_is_refused():
+    with pytest.raises(ScheduleError, match="asks for lowering_semantics"):
+        pbkern.simulate(kernel(lowering_semantics="Warpgroup"), np.zeros(8, np.float32))
 
 
 def test_kernels_print_their_params():
@@ -173,8 +170,8 @@ def test_pallas_kernels_run_with_their_params():
     a, b = np.random.default_rng(0).normal(size=(2, 32, 32)).astype("f4")
     with pbkern.config.override(gpu_driver="simulator"), pbkern.pallas.installed("nvgpu"):
         np.testing.assert_allclose(jax.jit(pallas_matmul)(a, b), a @ b, rtol=1e-4, atol=1e-5)
-        with pytest.raises(ScheduleError, match="asks for max_concurrent_steps=3"):
-            jax.jit(lambda a, b: pallas_matmul(a, b, max_concurrent_steps=3))(a, b)
+        ahead = jax.jit(lambda a, b: pallas_matmul(a, b, max_concurrent_steps=3))
+        np.testing.assert_allclose(ahead(a, b), a @ b, rtol=1e-4, atol=1e-5)
 
 
 def test_fields_of_pallas_become_those_of_the_same_name():

@@ -37,10 +37,6 @@ class NvgpuBackend(ThreadBackend):
     def refused(self, params: ThreadParams) -> Mapping[str, str]:
         assert isinstance(params, CompilerParams)
         asked = {
-            "max_concurrent_steps": (
-                params.max_concurrent_steps > 1,
-                "this target prefetches no blocks yet",
-            ),
             "lowering_semantics": (
                 params.lowering_semantics != "Lane",
                 "this target has no code for groups of warps yet",

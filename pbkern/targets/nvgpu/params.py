@@ -50,8 +50,6 @@ class CompilerParams(ThreadParams):
       8
     """
 
-    max_concurrent_steps: int = 1
-    delay_release: int = 0
     profile_space: int = 0
     profile_dir: str = ""
     lowering_semantics: str = "Lane"
@@ -60,16 +58,6 @@ class CompilerParams(ThreadParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check(
-            "max_concurrent_steps", is_count(self.max_concurrent_steps), "an integer of at least 1"
-        )
-        below = is_count(self.delay_release, 0) and self.delay_release < self.max_concurrent_steps
-        most = self.max_concurrent_steps
-        self._check(
-            "delay_release",
-            below,
-            f"an integer of at least 0 and less than max_concurrent_steps, here {most}",
-        )
         self._check("profile_space", is_count(self.profile_space, 0), "an integer of at least 0")
         named = isinstance(self.profile_dir, str) and (
             bool(self.profile_dir) or not self.profile_space

@@ -251,7 +251,7 @@ class _Lowering(ProgramText):
             self.writer.begin(top)
         block = Block(top)
         self._delinearise(block)
-        inner = [axis for axis in range(len(self.kernel.grid)) if axis not in self.nests.parallel]
+        inner = list(self.nests.in_order)
         self._plan(inner)
         profile = self._recorded(block, inner)
         return ThreadFunction(

@@ -18,6 +18,7 @@ from pbkern.targets.simt.options import ThreadOptions
 
 from .contract import ContractTiles
 from .costly_values import StoreCostlyValues
+from .pipeline_steps import PipelineSteps
 from .regions import is_tiled
 from .staging import StageInSharedMemory
 from .strips import CutIntoStrips
@@ -27,7 +28,8 @@ Context = NestContext[ThreadOptions]
 
 def _join(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     def joined(nest: Nest) -> list[Stmt]:
-        return [nest if is_tiled(nest) else collapse(nest, context.pool, context.aliases)]
+        is_whole = is_tiled(nest) or any(load.buf.circular for load in nest.loads())
+        return [nest if is_whole else collapse(nest, context.pool, context.aliases)]
 
     return with_nests(stmts, joined)
 
@@ -35,6 +37,13 @@ def _join(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
 _reassociates = attrgetter("options.contract")
 
 THREAD_PASSES = (
+    Pass(
+        "pipeline steps",
+        PipelineSteps(),
+        "blocks of the next steps are on their way, before other passes ask where operands come from",
+        when=attrgetter("options.block_copy_bytes"),
+        required=True,
+    ),
     Pass(
         "skip masked strips",
         SkipMaskedStrips(),
