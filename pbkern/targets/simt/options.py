@@ -39,7 +39,7 @@ class ThreadOptions(BuildOptions):
       threads: of a block; a multiple of the device's warp.
       shared_bytes: most shared memory of a block. Scratch beyond lies in global memory.
       approx_math: cheaper versions of functions.
-      barriers: whether barriers are placed between statements that meet.
+      barriers: whether barriers are placed between statements that meet; else those of copies to shared memory alone.
       tensor_cores: whether warps multiply matrices by one instruction (schedule/instructions.py).
       mfma, wmma: whether warps of CDNA, or of RDNA 3, do (schedule/matrix_cores.py).
       warpgroups: whether groups of four warps multiply tiles of shared memory by one instruction.

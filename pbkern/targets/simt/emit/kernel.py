@@ -89,7 +89,8 @@ class ThreadFunction:
         then: windows of rows that fusion has made, before all rows are there, and buffers of
         pipelines, behind ragged blocks.
       tile_words: registers of 32 bits of each thread for arrays that instructions spread over threads.
-        sum_words: those of them to which products under way add, and more where steps compute places of windows.
+        sum_words: those of them to which products under way add, and more where steps compute places of windows; or
+        those of the largest array, if they are more.
       profile: what it records, if it does. reports: what it prints and checks, if it does.
     """
 
@@ -268,7 +269,7 @@ class _Lowering(ProgramText):
                 k for k, operand in enumerate(self.nests.operands) if operand.buf.storage is None
             ),
             self._reads_unwritten(),
-            self._tile_words(),
+            sum(self._words_of_tiles().values()),
             self._sum_words(),
             profile,
             self.reports,
@@ -341,22 +342,26 @@ class _Lowering(ProgramText):
         for n in range(slots.size):
             top.add("memref.store", (zero.name, slots.name, self.text.index(n)), kind)
 
-    def _tile_words(self, of_groups: bool = False) -> int:
-        held = [
-            slots
+    def _words_of_tiles(self) -> dict[Buf, int]:
+        """Registers of 32 bits of each thread for each array that an instruction spreads over threads."""
+        return {
+            buf: slots.size * slots.dtype.itemsize // 4
             for buf, slots in self.placement.slots.items()
             if isinstance(buf.layout, Tiling)
-            and (buf.layout.instruction.row_bytes > 0 or not of_groups)
-        ]
-        return sum(slots.size * slots.dtype.itemsize for slots in held) // 4
+        }
 
     def _sum_words(self) -> int:
-        words = self._tile_words(of_groups=True)
+        held = self._words_of_tiles()
+        words = sum(
+            count
+            for buf, count in held.items()
+            if isinstance(buf.layout, Tiling) and buf.layout.instruction.row_bytes
+        )
         of_windows = any(
             isinstance(stmt, For) and {Let, AsyncProduct} <= {type(inner) for inner in stmt.body}
             for stmt in self._every()
         )
-        return words + WINDOW_WORDS if of_windows else words
+        return max([words + WINDOW_WORDS if of_windows else words, *held.values()])
 
     def _alignment(self) -> int:
         """Bytes of which the address of the block's shared memory is a multiple."""
@@ -454,10 +459,10 @@ class _Lowering(ProgramText):
 
     def _plan(self, inner: list[int]) -> None:
         """Before which statements all threads wait."""
-        if not self.options.barriers:
-            return
         plan = Barriers(
-            self.placement.place, lambda nest: isinstance(nest, Nest) and self._slots(nest) > 0
+            self.placement.place,
+            lambda nest: isinstance(nest, Nest) and self._slots(nest) > 0,
+            only_copies=not self.options.barriers,
         )
         prologue = list(self.nests.prologue.statements)
         for case in self.nests.cases:

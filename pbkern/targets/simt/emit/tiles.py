@@ -475,7 +475,11 @@ class TileEmitter:
         panel = row_bytes // size  # elements of a row
         rows = buf.shape[-2]
         start = first * panel if along else _in_panels(first, panel, rows * panel)
-        start = (start + (deep if along else deep * panel)) * size
+        if along:  # steps along the depth go from panel to panel
+            start += deep % panel + deep // panel * (rows * panel)
+        else:
+            start += deep * panel
+        start *= size
         fixed, moving = start.const, start - start.const
         far = GROUP_PATTERN_ROWS * row_bytes  # bytes from a pattern of the swizzle to the next
         facts = SWIZZLE_128 | far // UNIT_BYTES << 32

@@ -18,18 +18,34 @@ step, and store behind it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pbkern.core.affine import Affine
 from pbkern.lower.grid.block_copies import BLOCK_SPACE
+from pbkern.lower.nest.async_copies import is_mask, masked_load
 from pbkern.lower.nest.edit.grow import guarded, zero_filled
+from pbkern.lower.nest.edit.inline import stored_at
+from pbkern.lower.nest.edit.peel import peeled
 from pbkern.lower.nest.edit.pipeline import pipelined
 from pbkern.lower.nest.edit.rename import renamed
-from pbkern.lower.nest.ir import AsyncCopy, For, Let, Nest, Stmt, Wait
+from pbkern.lower.nest.ir import (
+    AsyncCopy,
+    Buf,
+    Expr,
+    For,
+    Let,
+    Load,
+    Nest,
+    Stmt,
+    Wait,
+    every,
+    with_nests,
+)
 from pbkern.targets.simt.schedule.copies import copied_at_once
 
-from .products import Context, ranges_of
+from .block_tiles import with_tiles
+from .products import Context, in_chunks, ranges_of
 
 
 @dataclass(frozen=True)
@@ -37,30 +53,43 @@ class PipelineSteps:
     """Begins copies of blocks ahead, `stages` - 1 steps, less those for which a stage is kept (ThreadOptions)."""
 
     def __call__(self, stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
+        blocks = {copy.stores[0].buf: copy for copy in block_copies(list(every(stmts)))}
+        stmts = with_nests(stmts, lambda nest: [_without_masks(nest, blocks, context)])
+        stmts = with_tiles(stmts, blocks.keys(), context)
         fixed = block_copies(stmts)
-        rest = [stmt for stmt in stmts if stmt not in fixed]
-        ready = [_zero_filled(copy, context, frozenset()) for copy in fixed]
-        late = [copy for copy in ready if _is_async(copy, context)]
-        out: list[Stmt] = [copy for copy in ready if copy not in late]
-        if late:
-            out.append(AsyncCopy(tuple(late)))
-        for stmt in rest:
-            moving = block_copies(stmt.body) if isinstance(stmt, For) else []
-            if not moving or not isinstance(stmt, For):
-                out += [Wait(0), stmt] if late and isinstance(stmt, For) else [stmt]
-                continue
-            inner = {stmt.counter} | {x.name for x in stmt.body if isinstance(x, Let)}
-            copies = [_zero_filled(copy, context, frozenset(inner)) for copy in moving]
-            readers = [x for x in stmt.body if x not in moving]
-            out += pipelined(
-                replace(stmt, body=(*copies, *readers)),
-                context.options.stages,
-                copies,
-                lambda copy: _is_async(copy, context),
-                context,
-                under_way=context.options.delay,
-            )
+        out: list[Stmt] = []
+        late: list[Nest] = []
+        for copy in fixed:
+            ready = _zero_filled(copy, context, frozenset())
+            (late if _is_async(ready, context) else out).append(ready)
+        out += [AsyncCopy(tuple(late))] if late else []
+        for stmt in stmts:
+            for part in peeled(stmt, context) if isinstance(stmt, For) else [stmt]:
+                if part not in fixed:
+                    out += self._pipelined(part, bool(late), context)
         return out
+
+    def _pipelined(self, stmt: Stmt, has_begun: bool, context: Context) -> list[Stmt]:
+        """A statement; `has_begun`: copies of blocks that do not move are under way."""
+        if not isinstance(stmt, For):
+            return [stmt]
+        moving = block_copies(stmt.body)
+        before: list[Stmt] = [Wait(0)] if has_begun else []
+        if not moving:
+            return [*before, stmt]
+        inner = frozenset((stmt.counter, *(x.name for x in stmt.body if isinstance(x, Let))))
+        copies = [_zero_filled(copy, context, inner) for copy in moving]
+        readers = [x for x in stmt.body if x not in moving]
+        if any(_is_async(copy, context) for copy in copies):
+            before = []  # the first step waits for all groups before its own
+        return before + pipelined(
+            replace(stmt, body=(*copies, *readers)),
+            context.options.stages,
+            copies,
+            lambda copy: _is_async(copy, context),
+            context,
+            under_way=context.options.delay,
+        )
 
 
 def block_copies(stmts: Sequence[Stmt]) -> list[Nest]:
@@ -70,14 +99,42 @@ def block_copies(stmts: Sequence[Stmt]) -> list[Nest]:
 
 
 def _is_async(copy: Nest, context: Context) -> bool:
-    return context.options.device.copies_tiles and copied_at_once(copy) > 0
+    return copy.by is None and context.options.device.copies_tiles and copied_at_once(copy) > 0
+
+
+def _without_masks(nest: Nest, blocks: Mapping[Buf, Nest], context: Context) -> Nest:
+    """The nest without tests that tell elements of a block outside of its array, which are zero, from others."""
+
+    def plain(node: Expr) -> Expr | None:
+        masked = masked_load(node)
+        if masked is None or not is_mask(node) or masked[0].buf not in blocks:
+            return None
+        load, (test, *_) = masked
+        (store,) = blocks[load.buf].stores
+        assert isinstance(store.value, Load), "a block is copied"
+        there = stored_at(store, load.index, context.pool)
+        assert isinstance(there, Load)
+        ends = zip(there.index, there.buf.shape)
+        is_known = any(test is context.pool.in_range(place, 0, size) for place, size in ends)
+        return node.args[-1] if is_known else None
+
+    return nest.mapped(context.pool.rewriter(plain))
 
 
 def _zero_filled(copy: Nest, context: Context, moving: frozenset[str]) -> Nest:
-    """The copy at all places of which it may be asked for when steps move these symbols anywhere; zero outside of the array."""
-    single: dict[str, Affine] = {dim: Affine() for dim, size in copy.dims.items() if size == 1}
-    dims = {dim: size for dim, size in copy.dims.items() if size > 1}
-    (store,) = renamed(copy, single, dims, context.pool).stores
+    """The copy at all places of which it may be asked for when steps move these symbols anywhere.
+
+    It is zero outside of the array, and in a tile behind the block.
+    """
+    long = [dim for dim, size in copy.dims.items() if size > 1] or list(copy.dims)[-1:]
+    single: dict[str, Affine] = {dim: Affine() for dim in copy.dims if dim not in long}
+    (store,) = renamed(copy, single, copy.dims, context.pool).stores
+    dims = {dim: size for place, size in zip(store.index, store.buf.shape) for dim in place.symbols}
     known = {symbol: ends for symbol, ends in context.bounds.items() if symbol not in moving}
     value = zero_filled(guarded(store.value, context.pool), known | ranges_of(dims), context)
-    return replace(copy, dims=dims, stores=(replace(store, value=value),))
+    for dim, size in dims.items():
+        if size > copy.dims[dim]:
+            test = context.pool.in_range(Affine.symbol(dim), 0, copy.dims[dim])
+            value = context.select(test, value, context.const(0, value.dtype))
+    ready = replace(copy, dims=dims, stores=(replace(store, value=value),))
+    return ready if store.buf.layout is None else in_chunks(ready, value, context)

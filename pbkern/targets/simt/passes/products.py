@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import numpy as np
 
@@ -16,20 +17,25 @@ from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.edit.inline import recomputed
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.ir import (
+    AsyncProduct,
     Buf,
     Const,
     Expr,
+    For,
     Gather,
     InRange,
     Load,
     Nest,
     Op,
     Stmt,
+    Wait,
     nodes,
+    with_bodies,
 )
 from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.layout import BANK_ROW_BYTES, Panels, Swizzle
+from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.copies import (
     WIDEST_COPY_BYTES,
@@ -208,6 +214,62 @@ def tile_buffer(
     return replace(context.new_buffer(shape, dtype), space="shared", layout=swizzle)
 
 
+def is_tile(arg: Expr) -> TypeGuard[Load]:
+    """Whether an operand is read from a tile in shared memory, as it is."""
+    return isinstance(arg, Load) and arg.buf.space == "shared" and arg.buf.layout is not None
+
+
+def reads_tiles(product: MatrixProduct, sides: tuple[int, int]) -> bool:
+    """Whether the instruction reads both operands, tiles in shared memory, as they lie there; `sides`: rows and columns."""
+    row = product.instruction
+    size = row.operands[0].itemsize
+    for arg, order, side in zip(product.nest.reductions[0].args, product.orders, sides):
+        if not is_tile(arg):
+            return False
+        (*_, high, wide), layout = arg.buf.shape, arg.buf.layout
+        panels = layout.panels if isinstance(layout, Swizzle) else None
+        row_bytes = size * (panels.width if panels else wide)
+        length = high if order[-1] == (product.depth,) else wide
+        if length != side or (row.row_bytes and row_bytes != row.row_bytes):
+            return False
+    return True
+
+
+def begun(product: Nest) -> list[Stmt]:
+    """A product of tiles as statements, which the device makes by itself if several warps compute it together."""
+    assert isinstance(product.by, Tiling)
+    if not product.by.instruction.row_bytes:
+        return [product]
+    return [AsyncProduct((product,)), Wait(0, products=True)]
+
+
+def left_under_way(stmts: Sequence[Stmt]) -> list[Stmt]:
+    """Loops that leave the product of a step under way when the next step begins, whose tiles are kept as long.
+
+        for %o < n:                                 for %o < n:
+          async product: (adds to c)                  async product: (adds to c)
+          wait 0 of products                ->        wait 1 of products
+                                                    wait 0 of products
+
+    Legal where nothing else in the loop touches the sums, and no copy goes to a tile in the step behind its own.
+    """
+    out: list[Stmt] = []
+    for stmt in stmts:
+        if not isinstance(stmt, For):
+            out.append(with_bodies(stmt, left_under_way))
+            continue
+        begins = [x for x in stmt.body if isinstance(x, AsyncProduct)]
+        sums = effects.written(begins)
+        rest = [x for x in stmt.body if x not in begins]
+        ends = Wait(0, products=True)
+        if len(begins) == rest.count(ends) == 1 and not effects.touched(rest) & sums:
+            body = tuple(Wait(1, products=True) if x == ends else x for x in stmt.body)
+            out += [replace(stmt, body=body), ends]
+        else:
+            out.append(with_bodies(stmt, left_under_way))
+    return out
+
+
 def in_chunks(copy: Nest, value: Expr, context: Context) -> Nest:
     """The copy of a value to a tile, which threads share out by chunks where the device does not make it."""
     nest = replace(copy, stores=(replace(copy.stores[0], value=value),))
@@ -266,6 +328,7 @@ def _operands(
         for store in maker.stores
         if store.buf in loaded
         and store.buf.arena
+        and not store.buf.space
         and store.buf not in context.persistent
         and readers.get(store.buf) == 1
     )
