@@ -141,6 +141,13 @@ class KernelNests:
         return tuple(grid_dim.axis for grid_dim in self.grid if grid_dim.parallel)
 
     @property
+    def step_counter(self) -> str:
+        """Counter of the loop over programs that the statements have; "" if they have none."""
+        if len(self.looped) > 1:
+            return block_copies.STEP_COUNTER
+        return "".join(map(grid_symbol, self.looped))
+
+    @property
     def in_order(self) -> tuple[int, ...]:
         """Grid dimensions that are loops around the statements."""
         return tuple(

@@ -322,6 +322,20 @@ def test_programs_that_are_parallel_have_no_next_step():
     assert "max_concurrent_steps=3: no grid dimension runs in order" in told
 
 
+def test_steps_whose_number_an_operand_gives():
+    line = BlockSpec((8,), lambda i: (i,))
+
+    @pbkern.kernel(
+        grid=(4,), dynamic_grid={0: 0}, in_specs=[BlockSpec(), line], out_specs=line,
+        out_shape=shape(32), compiler_params=ahead(2, parallel=0),
+    )  # fmt: skip
+    def kernel(n, x, o):
+        o[...] = x[...] + 1
+
+    with pytest.raises(ScheduleError, match="an operand gives the size of its grid"):
+        pbkern.simulate(kernel, np.array(3, np.int32), normal(32))
+
+
 def pallas_product(a, b, **params):
     def body(a_ref, b_ref, o_ref, total):
         @pl.when(pl.program_id(2) == 0)

@@ -24,6 +24,8 @@ from pbkern.lower.nest.ir import INT32, Buf, For, Let, Nest, Stmt, Store
 
 # Memory of blocks: that of all who compute a program together.
 BLOCK_SPACE = "shared"
+# Counter of the steps along several grid dimensions.
+STEP_COUNTER = "%steps"
 
 
 def copied_inputs(kernel: Kernel) -> list[int]:
@@ -70,7 +72,7 @@ def step_loop(
     trips = math.prod(sizes.values())
     lets: list[Let] = []
     if outer:
-        counter = context.names("%o")
+        counter = STEP_COUNTER
         context.bounds[counter] = (0, trips - 1)
         lets, places = counters(counter, sizes, context)
         lets += [Let(name, context.pool.index(INT32, place)) for name, place in places.items()]

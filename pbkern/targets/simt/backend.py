@@ -78,6 +78,13 @@ class ThreadBackend:
         )
         if p.max_concurrent_steps == 1 or all(x.parallel for x in grid_dimensions(kernel, build)):
             return build
+        if kernel.dynamic_grid:
+            raise ScheduleError(
+                f"kernel `{kernel.name}` asks for max_concurrent_steps={p.max_concurrent_steps}",
+                at=kernel.defined_at or None,
+                why="an operand gives the size of its grid, so that steps ahead may not exist",
+                hint="leave max_concurrent_steps at its default",
+            )
         return dataclasses.replace(build, one_case=True, block_copy_bytes=build.copy_bytes)
 
     def with_matrices(self, build: ThreadOptions, kernel: Kernel, **has: Any) -> ThreadOptions:

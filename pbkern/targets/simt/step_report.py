@@ -1,4 +1,4 @@
-"""What becomes of the blocks of a kernel whose author asks for several steps at a time, in words."""
+"""Report of the blocks of a kernel whose author asks for several steps at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loop does in its first or its last step alone -> the same before or behind the loop."""
+"""A loop with statements for its first or last step alone -> the loop without them, which stand before or behind it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pbkern.core.affine import Affine
-from pbkern.lower.kernel_nests import BodyCase, KernelNests
+from pbkern.lower.kernel_nests import BodyCase, KernelNests, grid_symbol
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.text import Block, Text
@@ -36,6 +36,7 @@ from pbkern.lower.nest.ir import (
     every,
     nodes,
 )
+from pbkern.lower.nest.tiles.axes import row_major
 from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.lower.programs import ProgramText
@@ -184,6 +185,7 @@ class _Lowering(ProgramText):
         )
         self.waits: set[int] = set()
         self.record = ""  # the parameter that times are stored to
+        self.recorder: Recorder | None = None  # of steps that are a loop of the statements
         self.reports = Reports.of(
             [stmt for stmt in self._every() if isinstance(stmt, Trace)], list(nests.copies)
         )
@@ -281,19 +283,35 @@ class _Lowering(ProgramText):
         if not space:
             self.in_order(block, inner, self.program)
             return None
-        profile = Profile(space, folder, tuple((dim, self.kernel.grid[dim]) for dim in inner))
+        dims = [dim.axis for dim in self.nests.grid if not dim.parallel]
+        steps = {grid_symbol(dim): self.kernel.grid[dim] for dim in dims}
+        profile = Profile(space, folder, tuple((dim, self.kernel.grid[dim]) for dim in dims))
         device = self.options.device
         assert isinstance(device, Nvidia), device
         kind = f"memref<{profile.words * self._blocks()}xi64>"
         wait = self._barrier if self.options.barriers else lambda _: None
         recorder = Recorder(self.text, device, profile, RECORD, kind, THREAD, "%p", wait)
         recorder.begin(block)
-        self.in_order(
-            block, inner, lambda b: recorder.around(b, self.program) if inner else self.program(b)
-        )
+        if inner:
+            self.in_order(
+                block, inner, lambda b: recorder.around(b, row_major(steps), self.program)
+            )
+        else:
+            self.recorder = recorder if dims else None
+            self.program(block)
         recorder.end(block)
         self.record = f"{RECORD}: {kind}"
         return profile
+
+    def _recorded_steps(self, block: Block, loop: For, recorder: Recorder) -> None:
+        """A loop over programs, of which each is recorded."""
+
+        def fill(inner: Block, _: object) -> list:
+            number = Affine.symbol(loop.counter)
+            recorder.around(inner, number, lambda body: self.statements(body, loop.body))
+            return []
+
+        self.text.loop(block, loop.counter, 0, self.trips(block, loop), 1, fill)
 
     def _views(self, top: Block) -> None:
         """Names of arrays and scratch: views of bytes."""
@@ -515,6 +533,8 @@ class _Lowering(ProgramText):
                 block.add("nvvm.cp.async.wait.group", syntax=f" {groups}")
             case If():
                 self.branch(block, stmt)
+            case For(counter=counter) if self.recorder and counter == self.nests.step_counter:
+                self._recorded_steps(block, stmt, self.recorder)
             case For():
                 self.counted_loop(block, stmt)
             case While():

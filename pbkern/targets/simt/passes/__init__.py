@@ -41,8 +41,6 @@ THREAD_PASSES = (
         "pipeline steps",
         PipelineSteps(),
         "blocks of the next steps are on their way, before other passes ask where operands come from",
-        when=attrgetter("options.block_copy_bytes"),
-        required=True,
     ),
     Pass(
         "skip masked strips",

@@ -46,8 +46,8 @@ def with_tiles(stmts: Sequence[Stmt], blocks: Collection[Buf], context: Context)
         product = matrix_product(nest, context)
         if product is not None and product.is_one_tile:
             candidates = (*by_groups(product, context.options), product)
-            found = (_tiles(candidate, blocks, context) for candidate in candidates)
-            for block, tile in next(filter(None, found), {}).items():
+            choices = (_tiles(candidate, blocks, context) for candidate in candidates)
+            for block, tile in next(filter(None, choices), {}).items():
                 tiles.setdefault(block, tile)
     return relocated(ready, tiles.get, context.pool, lambda buf, index: _long(index, buf))
 

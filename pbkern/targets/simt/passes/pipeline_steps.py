@@ -54,6 +54,8 @@ class PipelineSteps:
 
     def __call__(self, stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
         blocks = {copy.stores[0].buf: copy for copy in block_copies(list(every(stmts)))}
+        if not blocks:
+            return list(stmts)
         stmts = with_nests(stmts, lambda nest: [_without_masks(nest, blocks, context)])
         stmts = with_tiles(stmts, blocks.keys(), context)
         fixed = block_copies(stmts)

@@ -376,7 +376,7 @@ class _Writer:
 
 
 def _addend(store: Store, accumulator: np.dtype) -> Expr | None:
-    """What a product's sums are added to, where they go on as they are to an array in registers that holds them."""
+    """The expression to which a product's sums are added, if an array in registers holds the result; else None."""
     value, buf = store.value, store.buf
     is_sum = isinstance(value, Op) and value.info.primitive == "add" and store.mask is None
     if not is_sum or buf.space != "registers" or buf.dtype != accumulator or store.guard:
