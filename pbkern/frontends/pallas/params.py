@@ -227,7 +227,7 @@ def thread_params(params: Any, semantics: Any) -> dict[str, NvidiaParams | AmdPa
     """
     if isinstance(params, NvidiaParams | AmdParams):
         return {params.target_name: params}
-    found: dict[str, NvidiaParams | AmdParams] = {}
+    by_target: dict[str, NvidiaParams | AmdParams] = {}
     for kind, fields in ((NvidiaParams, NVIDIA), (AmdParams, AMD)):
         names = fields.get(backend_of(params) or "", ())
         defaults = {x.name: x.default for x in dataclasses.fields(params)} if names else {}
@@ -244,8 +244,8 @@ def thread_params(params: Any, semantics: Any) -> dict[str, NvidiaParams | AmdPa
             given["dimension_semantics"] = semantics or None
         translated = kind(**given)
         if translated != kind():
-            found[kind.target_name] = translated
-    return found
+            by_target[kind.target_name] = translated
+    return by_target
 
 
 def backend_of(params: Any) -> str | None:

@@ -75,7 +75,7 @@ class Recorder:
         self._first(block, lambda inner: self._times(inner, 1))
 
     def around(self, block: Block, number: Affine, program: Callable[[Block], None]) -> None:
-        """A program of the block, and the times at which it starts and ends; `number`: of the step along dimensions in order."""
+        """A program of the block, and the times at which it starts and ends; `number`: of its step."""
         self._step(block, number, is_end=False)
         program(block)
         self._step(block, number, is_end=True)
