@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pbkern.core.affine import Affine
@@ -17,14 +17,12 @@ from pbkern.lower.nest.ir import (
     Let,
     Nest,
     Op,
-    Pool,
     Stmt,
     every,
     nodes,
-    with_bodies,
 )
 
-from .rename import renamed
+from .rename import moved
 
 # Operations that keep the truth of a test as an integer of 0 or 1.
 OF_TRUTHS = ("convert_element_type", "max", "min")
@@ -61,7 +59,7 @@ def peeled(loop: For, context: Any) -> list[Stmt]:
         is_free = all(mine.commute(Effects.of(one)) for one in beside)
         if is_free and not _symbols(stmt.branches[1]) & names:
             place: dict[str, Affine] = {loop.counter: Affine((), step)}
-            around[step] += _at(stmt.branches[1], place, context.pool)
+            around[step] += moved(stmt.branches[1], place, context.pool)
             body.remove(stmt)
     unused = steps.keys() - _symbols(body)
     body = [stmt for stmt in body if not (isinstance(stmt, Let) and stmt.name in unused)]
@@ -117,17 +115,3 @@ def _symbols(stmts: Sequence[Stmt]) -> frozenset[str]:
             case For(trips=str(trips)):
                 symbols.add(trips)
     return frozenset(symbols)
-
-
-def _at(stmts: Sequence[Stmt], place: Mapping[str, Affine], pool: Pool) -> list[Stmt]:
-    """The statements where a symbol has a place."""
-
-    def one(stmt: Stmt) -> Stmt:
-        match stmt:
-            case Nest():
-                return renamed(stmt, place, stmt.dims, pool)
-            case Let(name=name, value=value):
-                return Let(name, pool.rename(value, dict(place)))
-        return with_bodies(stmt, lambda block: [one(inner) for inner in block])
-
-    return [one(stmt) for stmt in stmts]

@@ -44,7 +44,7 @@ from pbkern.targets.simt.device import SHARED_SPACE, Nvidia
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule import memory
 from pbkern.targets.simt.schedule.barriers import Barriers, Pending
-from pbkern.targets.simt.schedule.registers import keep
+from pbkern.targets.simt.schedule.registers import keep, live
 
 from . import reductions, sorts
 from .nests import THREAD, SimtNestEmitter
@@ -89,7 +89,8 @@ class ThreadFunction:
       reads_unwritten: whether scratch may be read where nothing has been stored, which is not used
         then: windows of rows that fusion has made, before all rows are there, and buffers of
         pipelines, behind ragged blocks.
-      tile_words: registers of 32 bits of each thread for arrays that instructions spread over threads.
+      tile_words: registers of 32 bits of each thread for arrays that instructions spread over threads, as many as are alive
+        between two statements.
         sum_words: those of them to which products under way add, and more where steps compute places of windows; or
         those of the largest array, if they are more.
       profile: what it records, if it does. reports: what it prints and checks, if it does.
@@ -271,7 +272,7 @@ class _Lowering(ProgramText):
                 k for k, operand in enumerate(self.nests.operands) if operand.buf.storage is None
             ),
             self._reads_unwritten(),
-            sum(self._words_of_tiles().values()),
+            self._live_words(),
             self._sum_words(),
             profile,
             self.reports,
@@ -367,6 +368,11 @@ class _Lowering(ProgramText):
             for buf, slots in self.placement.slots.items()
             if isinstance(buf.layout, Tiling)
         }
+
+    def _live_words(self) -> int:
+        """Most words of such arrays that are alive between two statements."""
+        words = self._words_of_tiles()
+        return max((live(case.statements, words)[0] for case in self.nests.cases), default=0)
 
     def _sum_words(self) -> int:
         held = self._words_of_tiles()

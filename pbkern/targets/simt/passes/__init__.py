@@ -11,6 +11,7 @@ from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.ir import Nest, Stmt, with_nests
 from pbkern.lower.passes.mask_versioning import VersionMasks
 from pbkern.lower.passes.stage_inlining import InlineStages
+from pbkern.lower.passes.strips.hidden_steps import SkipHiddenSteps
 from pbkern.lower.passes.strips.masked_strips import SkipMaskedStrips
 from pbkern.lower.passes.strips.running_maximum import RunningMaximum
 from pbkern.lower.passes.unswitching import Unswitch
@@ -46,6 +47,12 @@ THREAD_PASSES = (
         "skip masked strips",
         SkipMaskedStrips(),
         "strips of keys that a mask hides are not computed",
+        when=_reassociates,
+    ),
+    Pass(
+        "skip hidden steps",
+        SkipHiddenSteps(),
+        "chunks of keys that a mask hides are not computed, and their tiles not copied",
         when=_reassociates,
     ),
     Pass(

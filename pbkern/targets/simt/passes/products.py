@@ -28,6 +28,7 @@ from pbkern.lower.nest.ir import (
     Nest,
     Op,
     Stmt,
+    Store,
     Wait,
     nodes,
     with_bodies,
@@ -289,11 +290,12 @@ def ranges_of(sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
 
 
 def with_operands(
-    stmts: Sequence[Stmt], readers: Mapping[Buf, int], context: Context
+    stmts: Sequence[Stmt], readers: Mapping[Buf, int], context: Context, of_arrays: bool = False
 ) -> list[Stmt]:
     """The statements with what is stored for one product alone computed while its tiles are copied.
 
-    `readers`: how many nests of the program read a buffer.
+    `readers`: how many nests of the program read a buffer. `of_arrays`: only what is made of arrays, for two products as well,
+    which is left to be stored by others.
     """
     statements = list(stmts)
     for at, reader in enumerate(statements):
@@ -303,34 +305,37 @@ def with_operands(
         left: dict[int, list[Nest]] = {}  # position of a maker -> the nest of what it stores beside
         for position in reversed(range(at)):
             maker = statements[position]
-            if isinstance(maker, Nest) and (wanted := _operands(maker, inside, readers, context)):
+            if isinstance(maker, Nest) and (
+                wanted := _operands(maker, inside, readers, context, of_arrays)
+            ):
                 candidate = recomputed(wanted, inside, context.pool)
                 touched = effects.read([wanted]) | effects.written([wanted])
                 if candidate is not None and not touched & written:
                     inside = candidate
                     beside = tuple(x for x in maker.stores if x not in wanted.stores)
                     left[position] = [replace(maker, stores=beside)] if beside else []
+                    left[position] = [maker] if of_arrays else left[position]
             written |= effects.written([maker])
         if left and matrix_product(inside, context):
             statements[at] = inside
             remaining = [one for n, stmt in enumerate(statements) for one in left.get(n, [stmt])]
-            return with_operands(remaining, readers, context)
+            return with_operands(remaining, readers, context, of_arrays)
     return statements
 
 
 def _operands(
-    maker: Nest, reader: Nest, readers: Mapping[Buf, int], context: Context
+    maker: Nest, reader: Nest, readers: Mapping[Buf, int], context: Context, of_arrays: bool
 ) -> Nest | None:
-    """The part of a nest that is for another one alone."""
+    """The part of a nest that is for products alone; none if threads hold what it loads."""
     loaded = {load.buf for load in reader.loads()}
-    stores = tuple(
-        store
-        for store in maker.stores
-        if store.buf in loaded
-        and store.buf.arena
-        and not store.buf.space
-        and store.buf not in context.persistent
-        and readers.get(store.buf) == 1
-    )
+    counts = (1, 2) if of_arrays else (1,)
+
+    def is_wanted(store: Store) -> bool:
+        buf, made = store.buf, Nest({}, stores=(store,)).loads()
+        is_own = buf in loaded and buf.arena and not buf.space and buf not in context.persistent
+        is_held = any(x.buf.space == "registers" or (of_arrays and x.buf.arena) for x in made)
+        return is_own and readers.get(buf, 0) in counts and not is_held
+
+    stores = tuple(filter(is_wanted, maker.stores))
     is_plain = len(stores) == len(maker.stores) or not maker.reductions
     return replace(maker, stores=stores) if stores and is_plain else None

@@ -15,6 +15,7 @@ Each warp has rows of its own: what lies along a row is exchanged by its lanes a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -49,7 +50,9 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.tiling import Tiling
+from pbkern.lower.passes.merge_nests import without_unread
 
+from .orientation import turned
 from .padded_rows import whole_rows
 from .products import (
     Context,
@@ -63,6 +66,7 @@ from .products import (
     reads_tiles,
     stored_type,
     tile_buffer,
+    with_operands,
 )
 
 # Reductions along rows that lanes of a warp make together.
@@ -86,8 +90,13 @@ def resident_products(
     stages: steps of copies in shared memory at a time. most_words: registers of a thread for all arrays together.
     """
     plain = with_nests(stmts, lambda nest: [_without_single_dims(nest, context)])
-    plain = whole_rows(plain, context)
+    plain = whole_rows(_of_arrays(plain, context), context)
     residents = _residents(plain, context, most_words)
+    other = turned(plain, context)
+    if other is not None:
+        better = _residents(other, context, most_words)
+        if better and (not residents or len(better.arrays) > len(residents.arrays)):
+            plain, residents = other, better
     if residents is None:
         return list(stmts)
     held = {
@@ -97,6 +106,18 @@ def resident_products(
         for buf in residents.arrays
     }
     return _Writer(residents, held, context, stages).whole(plain)
+
+
+def _of_arrays(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
+    """The statements with operands that are made of arrays alone computed while their tiles are copied."""
+    leaves = [stmt for stmt in every(stmts) if not bodies(stmt)]
+    readers = Counter(buf for stmt in leaves for buf in effects.read([stmt]))
+
+    def inlined(block: Sequence[Stmt]) -> list[Stmt]:
+        inside = [with_bodies(stmt, inlined) for stmt in block]
+        return with_operands(inside, readers, context, of_arrays=True)
+
+    return without_unread(inlined(stmts), {buf.root for buf in context.persistent})
 
 
 def _without_single_dims(nest: Nest, context: Context) -> Nest:
@@ -124,10 +145,11 @@ def _residents(stmts: Sequence[Stmt], context: Context, most_words: int) -> Resi
         for nest in nests
         if (product := matrix_product(nest, context)) is not None and product.is_one_tile
     }
-    instructions = {product.instruction.name: product.instruction for product in products.values()}
-    if len(instructions) != 1:
+    rows = list(dict.fromkeys(product.instruction for product in products.values()))
+    alike = {Tiling(row, (1, 1)).holds_like(Tiling(rows[0], (1, 1))) for row in rows}
+    if alike != {True}:
         return None
-    rows = [*_group_rows(products.values(), context), *instructions.values()]
+    rows = [*_group_rows(products.values(), context), rows[0]]
     elsewhere = effects.touched([stmt for stmt in leaves if not isinstance(stmt, Nest)])
     arrays = {
         store.buf
@@ -333,6 +355,8 @@ class _Writer:
     def product(self, product: MatrixProduct) -> tuple[list[Nest], list[Stmt]]:
         """(copies of operands to tiles, the nests of the product)."""
         context, by = self.context, self.residents.by
+        if not by.instruction.row_bytes:
+            by = replace(by, instruction=product.instruction)
         nest = self.in_registers(product.nest)
         (rows,) = product.rows
         shape = nest.dims[rows], nest.dims[product.column]
