@@ -10,12 +10,15 @@
 
 A step without effect stores to what other steps read what is there already: it adds zeros. A product with zeros is zero, and
 exp(-inf - x) as well: a step whose other operands are infinite, or whose rows see no key at all, would make NaN of sums.
+
+A running maximum x stays as it is where all that is new is -inf, and sums b are multiplied by exp(x - x), which is 1, or 0
+where x is -inf, for no key has been seen. Sums are zero there, too: at first, and behind a step that leaves x at -inf.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,6 +27,7 @@ from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.conditions.mask_intervals import MaskSpan, is_masked, mask_span
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.inline import fills, stored_at
 from pbkern.lower.nest.edit.rename import moved
 from pbkern.lower.nest.ir import (
     INT32,
@@ -40,6 +44,7 @@ from pbkern.lower.nest.ir import (
     Pool,
     Reduction,
     Stmt,
+    Store,
     with_bodies,
 )
 
@@ -64,15 +69,19 @@ class SkipHiddenSteps:
         for at, stmt in enumerate(stmts):
             beside = elsewhere | effects.read([x for n, x in enumerate(stmts) if n != at])
             live = None
-            if isinstance(stmt, For) and isinstance(stmt.trips, int):
-                if stmt.trips >= self.fewest_steps and all(isinstance(x, Nest) for x in stmt.body):
-                    live = _live_steps(stmt, stmt.trips, beside, context)
+            if (
+                isinstance(stmt, For)
+                and isinstance(stmt.trips, int)
+                and stmt.trips >= self.fewest_steps
+                and all(isinstance(x, Nest) for x in stmt.body)
+            ):
+                live = _live_steps(stmt, stmt.trips, stmts[:at], beside, context)
             out += live or [with_bodies(stmt, lambda body: self.skipped(body, beside, context))]  # noqa: B023
         return out
 
 
 def _live_steps(
-    loop: For, trips: int, elsewhere: set[Buf], context: NestContext
+    loop: For, trips: int, before: Sequence[Stmt], elsewhere: set[Buf], context: NestContext
 ) -> list[Stmt] | None:
     """The loop over steps that masks leave; None where they leave all."""
     nests = [nest for nest in loop.body if isinstance(nest, Nest)]
@@ -86,7 +95,7 @@ def _live_steps(
     dead = [
         (length, span)
         for length, span in spans
-        if _Step(loop, elsewhere, span, context.pool).is_without_effect(nests)
+        if HiddenStep(loop, elsewhere, span, context.pool).is_without_effect(nests, before)
     ]
     if not dead or len({length for length, _ in dead}) > 1:
         return None
@@ -122,6 +131,28 @@ def _live_steps(
     return [*lets, For(loop.counter, left, tuple(body))]
 
 
+def _by_number(expr: Expr, nest: Nest, pool: Pool) -> Expr:
+    """An expression whose dimensions are called by their number, those of one point left out."""
+    long = [dim for dim, size in nest.dims.items() if size > 1]
+    places: dict[str, Affine] = {dim: Affine() for dim in nest.dims if dim not in long}
+    return pool.rename(
+        expr, places | {dim: Affine.symbol(f"%{number}") for number, dim in enumerate(long)}
+    )
+
+
+def _holds(stmts: Sequence[Stmt], buf: Buf, number: float) -> bool:
+    """Whether statements leave one number everywhere in a buffer."""
+    for stmt in reversed(stmts):
+        if buf in effects.written([stmt]):
+            stores = [x for x in stmt.stores if x.buf.root is buf] if isinstance(stmt, Nest) else []
+            return len(stores) == 1 and all(
+                x.mask is None and not x.guard and fills(stmt, x) and isinstance(x.value, Const)
+                and bool(x.value.value == number)
+                for x in stores if isinstance(stmt, Nest)
+            )  # fmt: skip
+    return False
+
+
 def _span(
     mask: Expr, nest: Nest, counter: str, truth: bool, pool: Pool
 ) -> tuple[int, MaskSpan] | None:
@@ -129,8 +160,8 @@ def _span(
     if not isinstance(mask, InRange):
         return None
     for dim, length in nest.dims.items():
-        own, factor = mask.affine.coefficient(dim), mask.affine.coefficient(counter)
-        if abs(own) == 1 and factor == own * length and not length & (length - 1):
+        step, factor = mask.affine.coefficient(dim), mask.affine.coefficient(counter)
+        if abs(step) == 1 and factor == step * length and not length & (length - 1):
             place = {dim: Affine.symbol(KEY) - Affine.symbol(counter, length)}
             test = pool.in_range(mask.affine.substitute(place.get), mask.low, mask.high)
             span = mask_span(test, truth, KEY, nest.dims)
@@ -139,31 +170,90 @@ def _span(
     return None
 
 
+@dataclass(frozen=True)
+class Derived:
+    """A value that is made of a load x, on the way to a factor of sums.
+
+    is_lowest: whether x is -inf. finite: x, or 0 where it is -inf. lowest: -inf where x is, else 0. factor: exp of that.
+    scaled: `sums` times that.
+
+    at: where in an array of factors it was found.
+    """
+
+    kind: str
+    load: Load
+    at: tuple[Affine, ...] = ()
+    sums: Load | None = None
+
+
+Value = Expr | Derived | None
+
+
 @dataclass
-class _Step:
-    """One step of a loop beyond the span of its masks. fills: buffer of the step -> what it holds, if that is a number."""
+class HiddenStep:
+    """One step of a loop, beyond the span of its masks.
+
+    fills: buffer -> what it holds, if that is known. stores: by which store. lowest: an expression that is -inf, its
+    dimensions called by number.
+    """
 
     loop: For
     elsewhere: set[Buf]
     span: MaskSpan
     pool: Pool
-    fills: dict[Buf, Const | None] = field(default_factory=dict)
+    fills: dict[Buf, Value] = field(default_factory=dict)
+    stores: dict[Buf, Store] = field(default_factory=dict)
+    lowest: Expr | None = None
 
-    def is_without_effect(self, nests: Sequence[Nest]) -> bool:
-        """Whether it leaves everything that others read as it is."""
+    def is_without_effect(self, nests: Sequence[Nest], before: Sequence[Stmt]) -> bool:
+        """Whether it leaves everything that others read as it is; `before`: statements before the loop."""
+        scaled: dict[
+            Buf, Buf
+        ] = {}  # sums -> the running maximum whose factor they are multiplied by
         for nest in nests:
             accumulators = [self._reduced(reduction, nest) for reduction in nest.reductions]
             for store in nest.stores:
                 value = self._value(store.value, nest, accumulators)
-                is_same = (
-                    isinstance(value, Load)
-                    and (value.buf, value.index) == (store.buf, store.index)
-                )  # fmt: skip
-                if is_same:
+                here = value.sums if isinstance(value, Derived) else value
+                if isinstance(here, Load) and (here.buf, here.index) == (store.buf, store.index):
+                    if isinstance(value, Derived):
+                        scaled[store.buf] = value.load.buf
                     continue
                 if not self._is_own(store.buf, nests):
                     return False
-                self.fills[store.buf] = value if isinstance(value, Const) else None
+                is_known = isinstance(value, Const | Load) or (
+                    isinstance(value, Derived) and value.load.index == store.index
+                )
+                self.fills[store.buf] = value if is_known else None
+                self.stores[store.buf] = store
+        return all(
+            self._are_zero_at_lowest([x for x in scaled if scaled[x] is top], top, nests, before)
+            for top in set(scaled.values())
+        )
+
+    def _are_zero_at_lowest(
+        self, sums: Sequence[Buf], top: Buf, nests: Sequence[Nest], before: Sequence[Stmt]
+    ) -> bool:
+        """Whether sums are zero where a running maximum is -inf: before the loop, and behind a step that leaves it there."""
+        numbers = dict.fromkeys(sums, 0.0) | {top: -np.inf}
+        if not all(_holds(before, buf, number) for buf, number in numbers.items()):
+            return False
+        stores = {store.buf: (store, nest) for nest in nests for store in nest.stores}
+        raised = [load.buf for load in Nest({}, stores=(stores[top][0],)).loads()]
+        terms = [stores[buf] for buf in raised if buf is not top and buf in stores]
+        if len(terms) != 1 or [x.op for x in terms[0][1].reductions] != ["max"]:
+            return False
+        (_, maker), assumed = terms[0], HiddenStep(self.loop, self.elsewhere, MaskSpan(), self.pool)
+        assumed.lowest = _by_number(maker.reductions[0].args[0], maker, self.pool)
+        assumed.fills |= {buf: self._number(number, buf.dtype) for buf, number in numbers.items()}
+        for nest in nests:
+            accumulators = [assumed._reduced(reduction, nest) for reduction in nest.reductions]
+            values = [(x.buf, assumed._value(x.value, nest, accumulators)) for x in nest.stores]
+            for buf, value in values:
+                is_kept = isinstance(value, Const) and bool(value.value == numbers.get(buf, value.value))  # fmt: skip
+                if buf in numbers and not is_kept:
+                    return False
+                assumed.fills[buf] = value if isinstance(value, Const) else None
         return True
 
     def _is_own(self, buf: Buf, nests: Sequence[Nest]) -> bool:
@@ -190,17 +280,25 @@ class _Step:
         assert isinstance(number, Const)
         return number
 
-    def _value(self, expr: Expr, nest: Nest, accumulators: Sequence[Const | None]) -> Expr | None:
-        """What an expression is in the step: a number, or a load; None where it may be anything else."""
+    def _value(self, expr: Expr, nest: Nest, accumulators: Sequence[Const | None]) -> Value:
+        """The value of an expression in the step: a number, a load, what is made of one; None where it may be anything else."""
+        if self.lowest is not None and _by_number(expr, nest, self.pool) is self.lowest:
+            return self._number(-np.inf, expr.dtype)
         match expr:
             case Const():
                 return expr
             case Load(buf=buf):
-                return self.fills.get(buf, expr)
+                known = self.fills.get(buf, expr)
+                if isinstance(known, Derived):
+                    return replace(known, at=expr.index)
+                if isinstance(known, Load) and known is not expr:
+                    store = replace(self.stores[buf], value=known)
+                    return stored_at(store, expr.index, self.pool)
+                return known
             case Accumulator(number=number):
                 return accumulators[number] if number < len(accumulators) else None
             case Op():
-                if is_masked(expr):
+                if is_masked(expr) and self.span:
                     for truth in (True, False):
                         chunks = _span(expr.args[0], nest, self.loop.counter, truth, self.pool)
                         if chunks and chunks[1].lows >= self.span.lows and chunks[1].highs >= self.span.highs:  # fmt: skip
@@ -209,11 +307,29 @@ class _Step:
                 return self._operation(expr, args)
         return None
 
-    def _operation(self, expr: Op, args: Sequence[Expr | None]) -> Expr | None:
-        def is_number(arg: Expr | None, value: float) -> bool:
+    def _operation(self, expr: Op, args: Sequence[Value]) -> Value:
+        def is_number(arg: Value, value: float) -> bool:
             return isinstance(arg, Const) and bool(arg.value == value)
 
         zero = self._number(0, expr.dtype) if expr.dtype.kind in "fiu" else None
+        match expr.info.primitive, args:
+            case "eq", [Const() as one, Const() as other]:
+                return self._number(one.value == other.value, expr.dtype)
+            case "eq", [Load() as load, Const() as other] if other.value == -np.inf:
+                return Derived("is_lowest", load)
+            case "select_n", [Const() as test, *cases]:
+                return cases[int(test.value)]
+            case "select_n", [Derived("is_lowest", load), false, true] if false is load:
+                return Derived("finite", load) if is_number(true, 0) else None
+            case "sub", [Load() as load, Load() as other] if load is other:
+                return zero
+            case "sub", [Load() as load, Derived("finite", other)] if load is other:
+                return Derived("lowest", load)
+            case "exp", [Derived("lowest", load)]:
+                return Derived("factor", load)
+            case "mul", [Load() as sums, Derived("factor", load, at)]:
+                is_row = sums.index[: len(at)] == at
+                return Derived("scaled", load, sums=sums) if is_row else None
         match expr.info.primitive:
             case "mul" if any(is_number(arg, 0) for arg in args):
                 return zero
@@ -229,6 +345,10 @@ class _Step:
                 return args[1] if is_number(args[0], -np.inf) else args[0]
             case "exp" if is_number(args[0], -np.inf):
                 return zero
+            case "exp" if is_number(args[0], 0):
+                return self._number(1, expr.dtype)
+            case "mul" if any(is_number(arg, 1) for arg in args):
+                return args[1] if is_number(args[0], 1) else args[0]
             case "neg" if is_number(args[0], 0):
                 return zero
             case "convert_element_type" | "reduce_precision" if isinstance(args[0], Const):

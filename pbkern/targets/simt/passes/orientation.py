@@ -24,8 +24,8 @@ from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Stmt, every, nod
 from .products import Context, MatrixProduct, matrix_product
 
 # An unknown truth: whether an array is turned, by its buffer, whether a nest is, by its id; UPRIGHT is false.
-Unknown = Buf | int
-UPRIGHT = -1
+Unknown = Buf | int | str
+UPRIGHT = "upright"
 
 
 @dataclass
@@ -106,10 +106,10 @@ def _relate_product(product: MatrixProduct, nest: int, arrays: set[Buf], truths:
     for buf, index in _accesses(product.nest, but=operands):
         if buf in arrays:
             truths.relate(buf, nest, _symbols(index, buf) != side)
-    for position, (arg, own) in enumerate(zip(args, side)):
+    for position, (arg, dim) in enumerate(zip(args, side)):
         if isinstance(arg, Load) and arg.buf in arrays:
             truths.relate(nest, UPRIGHT, position == 1)
-            truths.relate(arg.buf, UPRIGHT, _symbols(arg.index, arg.buf) != (own, product.depth))
+            truths.relate(arg.buf, UPRIGHT, _symbols(arg.index, arg.buf) != (dim, product.depth))
 
 
 def _relate_nest(nest: Nest, arrays: set[Buf], truths: Truths) -> None:

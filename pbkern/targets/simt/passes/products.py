@@ -331,9 +331,9 @@ def _operands(
     counts = (1, 2) if of_arrays else (1,)
 
     def is_wanted(store: Store) -> bool:
-        buf, made = store.buf, Nest({}, stores=(store,)).loads()
+        buf, loads = store.buf, Nest({}, stores=(store,)).loads()
         is_own = buf in loaded and buf.arena and not buf.space and buf not in context.persistent
-        is_held = any(x.buf.space == "registers" or (of_arrays and x.buf.arena) for x in made)
+        is_held = any(x.buf.space == "registers" or (of_arrays and x.buf.arena) for x in loads)
         return is_own and readers.get(buf, 0) in counts and not is_held
 
     stores = tuple(filter(is_wanted, maker.stores))

@@ -29,6 +29,7 @@ from pbkern.lower.nest.edit.pipeline import pipelined
 from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.edit.stage import staged
+from pbkern.lower.nest.effects import Effects
 from pbkern.lower.nest.ir import (
     Accumulator,
     AsyncCopy,
@@ -99,6 +100,7 @@ def resident_products(
             plain, residents = other, better
     if residents is None:
         return list(stmts)
+    plain = _sooner(plain, residents)
     held = {
         buf: replace(
             buf, shape=tuple(_long(buf.shape, buf)), space="registers", layout=residents.by
@@ -118,6 +120,24 @@ def _of_arrays(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
         return with_operands(inside, readers, context, of_arrays=True)
 
     return without_unread(inlined(stmts), {buf.root for buf in context.persistent})
+
+
+def _sooner(stmts: Sequence[Stmt], residents: Residents) -> list[Stmt]:
+    """The statements with each product right behind what makes its first operand, which then takes registers no longer."""
+    out: list[Stmt] = []
+    for stmt in stmts:
+        stmt = with_bodies(stmt, lambda block: _sooner(block, residents))
+        product = residents.products.get(id(stmt))
+        first = product.nest.reductions[0].args[0] if product else None
+        at = len(out)
+        if isinstance(first, Load) and first.buf in residents.arrays:
+            mine = Effects.of(stmt)
+            while at and mine.commute(Effects.of(out[at - 1])):
+                at -= 1
+            if not at or first.buf not in effects.written([out[at - 1]]):
+                at = len(out)
+        out.insert(at, stmt)
+    return out
 
 
 def _without_single_dims(nest: Nest, context: Context) -> Nest:
