@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,9 @@ from jax import lax
 import pbkern
 import pbkern.nvgpu
 from pbkern.lower.nest.ir import For, Nest, every
+from pbkern.simulate.launches import simulate_ptx
 from pbkern.targets.nvgpu import compile as codegen
-from pbkern.targets.nvgpu import ptxas
+from pbkern.targets.nvgpu import program, ptxas
 from pbkern.targets.nvgpu.devices import device_kind
 from pbkern.targets.simt.emit.kernel import emit
 
@@ -357,7 +359,36 @@ def test_gradients(name):
         assert error < 2 * step * np.abs(want).max()
 
 
-@pytest.mark.parametrize("seen", ["all", "causal", "window"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        Gradients(1024, seen="causal", heads=16),
+        Gradients(1024, heads=16),
+        Gradients(1024, "float16", "window", 16),
+    ],
+    ids=["causal", "all", "window"],
+)
+def test_gradients_of_many_heads(case):
+    """Scores of so many heads are not stored. The blocks of the first head are simulated."""
+    arrays = case.arrays()
+    f = pbkern.jit(case.__call__, compile_options={"target": "nvgpu"})
+
+    def of_one_head(ptx, grid, *args, **options):
+        return simulate_ptx(ptx, grid // case.heads, *args, **options)
+
+    with mock.patch.object(program, "simulate_ptx", of_one_head):
+        found = pbkern.simulate(f, *arrays).results
+    step = 2.0**-8 if case.dtype == "bfloat16" else 2.0**-11
+    one = Gradients(case.tokens, case.dtype, case.seen)
+    for got, want in zip(found, one.wanted(*(x[:1] for x in arrays))):
+        error = np.abs(np.asarray(got[:1], np.float64) - want).max()
+        assert error < 2 * step * np.abs(want).max()
+
+
+@pytest.mark.parametrize(
+    "seen", ["all", *(pytest.param(x, marks=pytest.mark.slow) for x in ("causal", "window"))]
+)
 def test_gradients_are_two_kernels_without_scratch_in_memory(seen):
     """Beside that of the result: one by queries, one by keys and values, whose scores have rows of keys."""
     made = Gradients(1024, seen=seen, heads=16).kernels()
