@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import importlib
 import itertools
+import platform
 from dataclasses import dataclass
 
 from pbkern.core.errors import OptionError
@@ -28,6 +29,8 @@ SYSTEMS = ("linux", "macos")
 V3 = ("avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe")
 V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 LEVELS = {"x86-64-v3": V3, "x86-64-v4": V4}
+# Those that code for AArch64 may use beside NEON, which every processor has.
+ARM = ("lse", "fullfp16", "dotprod")
 # Further ones that code may use, with their names in /proc/cpuinfo where those differ.
 FURTHER = (
     "avx512ifma",
@@ -57,6 +60,9 @@ FLAGS = {
     "amx-tile": "amx_tile",
     "amx-bf16": "amx_bf16",
     "amx-int8": "amx_int8",
+    "lse": "atomics",
+    "fullfp16": "asimdhp",
+    "dotprod": "asimddp",
 }
 ICELAKE = FURTHER[:6]
 
@@ -99,7 +105,8 @@ class CpuDevice:
     @property
     def is_here(self) -> bool:
         """Whether this computer's system and kind of processor can load the library."""
-        return self.is_x86 and self.system == "linux"
+        here = f"{platform.machine()}-unknown-{platform.system().lower()}"
+        return self.triple.startswith(here)
 
 
 @dataclass(frozen=True)
@@ -278,6 +285,9 @@ def devices_of(given: str | None) -> tuple[CpuDevice, ...]:
 def _native(system: str) -> CpuDevice:
     """The processor at hand; a library asks for all that it uses of it."""
     flags = cpu_flags(cpuinfo())
+    if platform.machine() == "aarch64":
+        needs = tuple(need for need in ARM if FLAGS[need] in flags)
+        return _aarch64_device(NATIVE, system, _host_name("generic"), needs, detected_machine())
     has = {flag for flag in (*V4, *FURTHER) if FLAGS.get(flag, flag) in flags}
     if not may_use_tiles():
         has = {flag for flag in has if not flag.startswith("amx")}
@@ -328,8 +338,14 @@ def _x86(name: str, system: str) -> CpuDevice:
 def _aarch64(name: str, system: str) -> CpuDevice:
     usual, needs, figures = _AARCH64[name]
     system = system or usual
-    machine = _machine(name, figures, 128, registers=32, stores_past_caches=False)
-    return CpuDevice(name, system, _triple("aarch64", system), "generic", name, needs, machine)
+    machine = _machine(name, figures, 128, **instruction_sets(("asimd",), 128))
+    return _aarch64_device(name, system, name, needs, machine)
+
+
+def _aarch64_device(
+    name: str, system: str, tune: str, needs: tuple[str, ...], machine: CpuMachine
+) -> CpuDevice:
+    return CpuDevice(name, system, _triple("aarch64", system), "generic", tune, needs, machine)
 
 
 def _machine(name: str, figures: _Figures, bits: int, **fields) -> CpuMachine:

@@ -128,7 +128,7 @@ def detected_machine() -> CpuMachine:
     caches, flags = cache_bytes(), cpu_flags(info)
     if "l3" in caches:
         caches["l3"] = min(caches["l3"], L3_BYTES_PER_CORE * cores)
-    model = re.search(r"model name\s*: (.*)", info)
+    model = re.search(r"^(?:model name|CPU part)\s*: (.*)", info, re.MULTILINE)
     rate, rate_from = executed_share(info, bits)
     if "amx_tile" in flags and not may_use_tiles():
         flags = {flag for flag in flags if not flag.startswith("amx")}
@@ -155,6 +155,7 @@ def instruction_sets(
     flags = set(flags)
     return {
         "registers": 16 if bits < 512 and "asimd" not in flags else 32,
+        "stores_past_caches": "asimd" not in flags,
         "avx512": {"avx512f", "avx512dq"} <= flags,
         "bf16_pairs": pairs_are_fast and {"avx512_bf16", "avx512vl"} <= flags,
         "vnni": {"avx512_vnni", "avx512vl"} <= flags,
