@@ -105,7 +105,11 @@ class Image:
             if part.kind == SHT_RELA and _is_needed(sections[part.info])
             for entry in struct.iter_unpack("<QIIq", _slice(content, part))
         ]
-        stubs = {symbol for _, _, kind, symbol, _ in entries if kind in kinds and kinds[kind].stub}
+        stubs = dict.fromkeys(
+            (symbol, addend)
+            for _, _, kind, symbol, addend in entries
+            if kind in kinds and kinds[kind].stub
+        )
         places, stubs_at, code_bytes, total = _places(sections, len(stubs) * STUB_BYTES)
         self.memory = mmap.mmap(-1, max(total, PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
@@ -118,10 +122,10 @@ class Image:
             content, sections, table, {n: base + at for n, at in places.items()}, symbols
         )
         addresses = _Addresses(names, [value for value, _ in values])
-        for number, symbol in enumerate(sorted(stubs)):
+        for number, (symbol, addend) in enumerate(stubs):
             at = stubs_at + number * STUB_BYTES
-            struct.pack_into("<IIQ", self.memory, at, *JUMP, addresses.of(symbol))
-            addresses.stubs[symbol] = base + at
+            struct.pack_into("<IIQ", self.memory, at, *JUMP, addresses.of(symbol) + addend)
+            addresses.stubs[symbol, addend] = base + at
         for section, offset, kind, symbol, addend in entries:
             if kind not in kinds:
                 why = f"of symbol `{names[symbol]}`"
@@ -149,7 +153,7 @@ class _Addresses:
 
     names: list[str]
     symbols: list[int | None]
-    stubs: dict[int, int] = field(default_factory=dict)
+    stubs: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def of(self, symbol: int) -> int:
         address = self.symbols[symbol]
@@ -161,13 +165,13 @@ class _Addresses:
     def value(self, kind: Relocation, symbol: int, addend: int, place: int) -> int:
         """Returns what a relocation writes. Raises ValueError where that does not fit, through a stub either."""
         if kind.stub == "address":
-            return kind.value(self.stubs[symbol] + ADDRESS_IN_STUB, place)
+            return kind.value(self.stubs[symbol, addend] + ADDRESS_IN_STUB, place)
         try:
             return kind.value(self.of(symbol) + addend, place)
         except ValueError:
-            if kind.stub != "jump" or addend:
+            if kind.stub != "jump":
                 raise
-            return kind.value(self.stubs[symbol], place)
+            return kind.value(self.stubs[symbol, addend], place)
 
 
 def undefined_symbols(content: bytes) -> set[str]:
