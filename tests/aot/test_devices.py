@@ -15,7 +15,7 @@ from pbkern.core.errors import OptionError
 from pbkern.core.options import CompileOptions
 from pbkern.targets.cpu import devices
 from pbkern.targets.cpu.backend import CpuBackend
-from pbkern.targets.cpu.machine import Vectors
+from pbkern.targets.cpu.machine import NEON_REGISTERS, Vectors
 
 from . import programs
 
@@ -42,7 +42,7 @@ def test_every_device_is_described():
         assert d.machine.source
         assert d.machine.cores > 0
         assert d.machine.vector_bits in (128, 256, 512)
-        assert d.machine.registers == (16 if d.machine.vector_bits == 256 else 32)
+        assert d.machine.registers == {128: NEON_REGISTERS, 256: 16, 512: 32}[d.machine.vector_bits]
         assert d.system == ("macos" if name.startswith("apple") else "linux")
         assert set(d.features) <= set(d.needs)
         assert d.is_here == d.is_x86
@@ -95,7 +95,11 @@ def test_avx2_computes_the_same(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("device", "vectors"),
-    [("x86-64-v3", Vectors(256, 16)), ("x86-64-v4", Vectors(512, 32)), ("apple-m1", Vectors(128))],
+    [
+        ("x86-64-v3", Vectors(256, 16)),
+        ("x86-64-v4", Vectors(512, 32)),
+        ("apple-m1", Vectors(128, 28)),
+    ],
 )
 def test_passes_know_width_and_number_of_registers(device, vectors):
     @pbkern.kernel(grid=(1,), out_shape=jax.ShapeDtypeStruct((8,), "f4"))
