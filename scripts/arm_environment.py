@@ -35,7 +35,12 @@ CPU = "neoverse-n1"
 # Linux's list of programs that run files of other processors, and the line for it of the package qemu-user-static.
 PROGRAMS = pathlib.Path("/proc/sys/fs/binfmt_misc")
 REGISTRATION = pathlib.Path("/usr/lib/binfmt.d/qemu-aarch64.conf")
-TESTS = ("tests/targets/test_platforms.py", "tests/api/test_machine.py", "tests/native")
+TESTS = (
+    "tests/targets/test_relocations.py",
+    "tests/targets/test_platforms.py",
+    "tests/api/test_machine.py",
+    "tests/native",
+)
 LEFT_OUT = (
     "tests/native/test_beside_tensorflow.py",  # TensorFlow is not installed
     "tests/api/test_machine.py::test_the_peak_of_this_machine",  # an emulator has none
