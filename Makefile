@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-second bench docs gpu-check lint clean
+.PHONY: demo test test-slow test-second test-arm bench docs gpu-check lint clean
 demo: $(STAMP)
 	$(BIN)/pbkern demo
 
@@ -20,6 +20,11 @@ test-slow: $(STAMP)
 SECOND ?= /var/tmp/pbkern-second
 test-second: $(STAMP)
 	$(BIN)/python scripts/second_environment.py $(SECOND)
+
+# Conformance tests on AArch64, emulated, in a Debian system below ARM. Needs root, debootstrap and qemu-user-static.
+ARM ?= /var/tmp/pbkern-arm
+test-arm: $(STAMP)
+	$(BIN)/python scripts/arm_environment.py $(ARM)
 
 # The documentation as a site, in build/site; a warning is an error.
 docs: $(STAMP)

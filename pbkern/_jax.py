@@ -1068,3 +1068,31 @@ def mlir_context():
     mhlo.register_mhlo_dialect(context)
     context.load_all_available_dialects()
     return context
+
+
+# --- sizes that are symbols (jax.export.symbolic_shape)
+
+
+def is_symbolic(size) -> bool:
+    """Whether a dimension is an expression of symbols."""
+    return not isinstance(size, (int, np.integer))
+
+
+def symbol_ranges(sizes: Sequence) -> dict[str, tuple[int, int | None]]:
+    """Symbol of dimensions -> the least and the greatest number that constraints leave; None where there is no greatest."""
+    from jax._src.export import shape_poly
+
+    ranges = {}
+    for size in filter(is_symbolic, sizes):
+        for name in sorted(size._get_vars()):
+            variable = shape_poly._DimExpr._from_var(name, size.scope)
+            low, high = shape_poly._bounds_decision(variable, shape_poly.BoundsPrecision.BEST)
+            ranges[name] = (max(int(low), 1), int(high) if np.isfinite(high) else None)
+    return ranges
+
+
+def dimension_at(size, sizes: Mapping[str, int]) -> int:
+    """A dimension for these numbers of its symbols."""
+    if not is_symbolic(size):
+        return int(size)
+    return int(size._evaluate({name: np.int64(number) for name, number in sizes.items()}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import tempfile
@@ -11,23 +12,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pbkern.api import stages
+from pbkern.core.affine import Affine
 from pbkern.core.option_uses import AOT_ONLY
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import gc_pause, progress, recursion
 from pbkern.core.version import VERSION
+from pbkern.dsl.kernel import ArrayType
 from pbkern.targets.cpu.machines.devices import CpuDevice, devices_of
 from pbkern.targets.llvm import process
 
 from . import link
 from .codegen.emit import emitted, require_llvmlite
-from .codegen.entry import DevicePart, Entry
+from .codegen.entry import DevicePart, Entry, SizedProgram
 from .codegen.variant import variant_of
+from .dynamic.divide import Divided, divide
+from .dynamic.sizes import FunctionOfSizes
 from .files import Wanted, all_or_none
-from .function import LibraryFunction
 from .interface import companions
+from .interface.arguments import Argument
 from .interface.c_types import element_type
 from .interface.header import Interface, header_text
 from .interface.metadata import metadata_of
+from .interface.sizes import Sizes, size_at
 from .interface.weights_file import FileLayout
 from .library import Library
 from .weights import Weights, placed
@@ -41,33 +47,39 @@ EMITTED = ("obj", "asm", "llvm")
 def build_library(
     asked: Wanted,
     options: CompileOptions,
-    make: Callable[[CompileOptions], LibraryFunction],
+    function: FunctionOfSizes,
     weights: Weights,
+    is_donated: bool = False,
 ) -> Library:
     """Makes a library and writes its files. Nothing is written after an error.
 
-    make: the function as it is planned under such options, for one device. weights: which of its
-    inputs are weights.
+    Args:
+      asked: its name and files.
+      options: what it is compiled with.
+      function: plans it for sizes.
+      weights: which of its inputs are weights.
+      is_donated: whether an argument may be a result.
+    Raises UnsupportedOp for sizes that would need too many programs, and what planning and lowering
+    raise.
     """
     require_llvmlite()
     process.warm()
     devices = devices_of(options.device)
     with progress.compiling(asked.name), gc_pause.paused(), recursion.headroom():
         times: dict[str, float] = {}
-        parts = [_part(device, options, make, weights, times) for device in devices]
+        sizes = _timed(times, "sizes", divide, function, is_donated)
+        parts = [_part(device, options, function, sizes, weights, times) for device in devices]
         threads = most_threads(options)
-        interface = _interface(asked.name, parts, options, threads)
+        interface = _interface(asked.name, parts, options, threads, sizes)
         described = metadata_of(
             interface,
             options,
             devices,
-            [part.variant.mlir if part.variant else "" for part in parts],
+            [program.mlir for part in parts for program in part.programs],
         )
         entry = Entry(interface, parts, json.dumps(described))
         kinds = {"obj", *(file for file in asked.files if file in EMITTED)}
-        contents = _timed(
-            times, "LLVM", emitted, entry, [part.variant for part in parts], devices[0], kinds
-        )
+        contents = _timed(times, "LLVM", emitted, entry, devices[0], kinds)
         texts = _texts(asked, interface, options, parts, described) | contents
         if interface.file is not None:
             texts["weights"] = interface.file.content(weights.known)
@@ -89,14 +101,20 @@ def build_library(
 
 
 def _interface(
-    name: str, parts: Sequence[DevicePart], options: CompileOptions, threads: int
+    name: str, parts: Sequence[DevicePart], options: CompileOptions, threads: int, sizes: Divided
 ) -> Interface:
-    """Describes what holds for every device: plans may differ in what they read, and in which results replace arguments."""
-    functions = [part.function for part in parts]
+    """Describes what holds for every program: plans may differ in what they read, and in which results replace arguments."""
+    functions = [program.function for part in parts for program in part.programs]
     inputs = [
         dataclasses.replace(of[0], is_used=any(argument.is_used for argument in of))
         for of in zip(*(function.inputs for function in functions))
     ]
+    outputs = list(functions[0].outputs)
+    most = sizes.division.most
+    if most:
+        arguments = [sizes.arguments[argument.number] for argument in inputs]
+        inputs = list(map(functools.partial(_at_most, most), inputs, arguments))
+        outputs = list(map(functools.partial(_at_most, most), outputs, sizes.results))
     shared = [
         pair
         for pair in functions[0].shared
@@ -108,7 +126,7 @@ def _interface(
     return Interface(
         name,
         inputs,
-        functions[0].outputs,
+        outputs,
         shared,
         options.user_device_memory,
         memory,
@@ -116,7 +134,15 @@ def _interface(
         threads,
         weights,
         FileLayout.of(weights) if options.weights == "file" else None,
+        sizes.division,
     )
+
+
+def _at_most(most: Sizes, argument: Argument, dimensions: Sequence[Affine[str]]) -> Argument:
+    """An array of the largest sizes, with its dimensions as expressions."""
+    shape = tuple(size_at(dimension, most) for dimension in dimensions)
+    type_ = ArrayType(shape, argument.type.dtype)
+    return dataclasses.replace(argument, type=type_, dimensions=tuple(dimensions))
 
 
 def _texts(
@@ -131,7 +157,7 @@ def _texts(
     makers: dict[str, Callable[[], str]] = {
         "header": lambda: header_text(of),
         "metadata": lambda: json.dumps(described, indent=1) + "\n",
-        "mlir": lambda: "\n".join(part.variant.mlir for part in parts if part.variant),
+        "mlir": lambda: "\n".join(program.mlir for part in parts for program in part.programs),
         "kernels": lambda: (
             "\n\n".join(kernel.source() for kernel in parts[0].function.build.record.kernels) + "\n"
         ),
@@ -161,19 +187,39 @@ def most_threads(options: CompileOptions) -> int:
 def _part(
     device: CpuDevice,
     options: CompileOptions,
-    make: Callable,
+    function: FunctionOfSizes,
+    sizes: Divided,
     weights: Weights,
     times: dict[str, float],
 ) -> DevicePart:
-    function = _timed(times, f"plan for {device.name}", make, plan_options(options, device))
+    programs = (
+        _program(device, options, function, of_program, weights, times)
+        for of_program in sizes.division.programs
+    )
+    return DevicePart(device, tuple(programs))
+
+
+def _program(
+    device: CpuDevice,
+    options: CompileOptions,
+    of_sizes: FunctionOfSizes,
+    sizes: Sizes,
+    weights: Weights,
+    times: dict[str, float],
+) -> SizedProgram:
+    """A device's program for certain sizes."""
+    of = "".join(f", {name}={size}" for name, size in sizes.items())
+    function = _timed(
+        times, f"plan for {device.name}{of}", of_sizes.make, plan_options(options, device), sizes
+    )
     for argument in function.arguments:
         element_type(argument.type.dtype, argument.path)
     function = placed(function, weights, options)
     if function.program is None:
-        return DevicePart(device, function, None)
+        return SizedProgram(sizes, function, None)
     variant = _timed(
         times,
-        f"lowering for {device.name}",
+        f"lowering for {device.name}{of}",
         variant_of,
         function.program,
         options,
@@ -181,7 +227,7 @@ def _part(
         most_threads(options),
         options.openmp,
     )
-    return DevicePart(device, function, variant)
+    return SizedProgram(sizes, function, variant)
 
 
 def _timed(times: dict[str, float], what: str, function: Callable, *args: Any) -> Any:

@@ -19,9 +19,11 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 from pbkern.frontends.jax import call
 
+from .dynamic.sizes import FunctionOfSizes, TracedForSizes, by_sizes
 from .files import wanted
 from .function import LibraryFunction, function_of, function_of_kernel, words
 from .interface.names import argument_paths, identifier, parameter_names, result_paths
+from .interface.sizes import Sizes, Symbol
 from .library import Library
 from .weights import Weights
 
@@ -123,7 +125,8 @@ def compile_library(
     if isinstance(fn, (Kernel, KernelFunction)):
         check_names_no_arguments(options, "leave it out: a kernel's arrays are all arguments")
         without = Weights("a kernel has none: its arrays are arguments")
-        return build_library(asked, options, functools.partial(_of_kernel, fn, args), without)
+        of_kernel = FunctionOfSizes((), lambda planned, _: _of_kernel(fn, args, planned))
+        return build_library(asked, options, of_kernel, without)
     static = call.Marked.of(fn, options.static_argnums, options.static_argnames)
     donated = call.Marked.of(fn, options.donate_argnums, options.donate_argnames)
     try:
@@ -133,13 +136,21 @@ def compile_library(
         raise OptionError(
             f"`{own_name}` has no such arguments", why=f"{marked}: {str(e).splitlines()[0]}"
         ) from None
-    traced = call.trace(fn, static, donated, args, kwargs)
+    symbols = _symbols((args, kwargs))
+
+    @by_sizes
+    def traced_at(sizes: Sizes) -> call.Traced:
+        given, named = jax.tree.map(functools.partial(_at, sizes), (args, kwargs))
+        return call.trace(fn, static, donated, given, named)
+
+    traced = traced_at({symbol.name: symbol.high for symbol in symbols})
     _refuse_refs(traced)
     paths = argument_paths(
         fn, args, kwargs, lambda of: of in static.positions or of in static.names
     )
 
-    def make(planned: CompileOptions) -> LibraryFunction:
+    def make(planned: CompileOptions, sizes: Sizes) -> LibraryFunction:
+        traced = traced_at(sizes)
         return function_of(
             traced.closed,
             own_name,
@@ -150,7 +161,55 @@ def compile_library(
             traced.donated,
         )
 
-    return build_library(asked, options, make, _weights(fn, options, static, args, kwargs, traced))
+    def for_sizes(sizes: Sizes) -> TracedForSizes:
+        traced = traced_at(sizes)
+        return TracedForSizes(traced.closed, tuple(traced.held[: traced.constants]))
+
+    obstacle = _obstacle(fn, static, donated, args, kwargs) if symbols else ""
+    return build_library(
+        asked,
+        options,
+        FunctionOfSizes(symbols, make, for_sizes, obstacle),
+        _weights(fn, options, static, args, kwargs, traced),
+        any(traced.donated),
+    )
+
+
+def _symbols(given: Any) -> tuple[Symbol, ...]:
+    """The symbols of arguments whose types come of jax.export.symbolic_shape.
+
+    Raises OptionError for one without a maximum.
+    """
+    sizes = [size for leaf in jax.tree.leaves(given) for size in getattr(leaf, "shape", ())]
+    symbols = []
+    for name, (low, high) in _jax.symbol_ranges(sizes).items():
+        if high is None:
+            raise OptionError(
+                f"size `{name}` has no maximum",
+                why="a library has memory and programs for sizes up to a maximum",
+                hint=f'jax.export.symbolic_shape("{name}", constraints=["{name} <= 64"])',
+            )
+        symbols.append(Symbol(identifier(name), low, high))
+    return tuple(symbols)
+
+
+def _at(sizes: Sizes, leaf: Any) -> Any:
+    """A type with numbers in the place of symbols."""
+    if not any(map(_jax.is_symbolic, getattr(leaf, "shape", ()))):
+        return leaf
+    shape = tuple(_jax.dimension_at(size, sizes) for size in leaf.shape)
+    return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+
+def _obstacle(
+    fn: Callable, static: call.Marked, donated: call.Marked, args: tuple, kwargs: dict
+) -> str:
+    """The reason why a function is another one for other sizes, as JAX says it; "" where JAX can trace it for symbols."""
+    try:
+        call.trace(fn, static, donated, args, kwargs)
+    except Exception as e:
+        return f"JAX cannot trace it for symbols: {str(e).splitlines()[0]}"
+    return ""
 
 
 def _weights(

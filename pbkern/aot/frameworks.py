@@ -13,6 +13,7 @@ import pathlib
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,9 +26,11 @@ from pbkern.core.errors import ArgumentError, OptionError, TargetError, Unsuppor
 from pbkern.core.option_uses import check_for, check_names_no_arguments
 from pbkern.core.options import CompileOptions
 
+from .dynamic.sizes import FunctionOfSizes, TracedForSizes, by_sizes
 from .files import wanted
 from .function import LibraryFunction, function_of
 from .interface.names import identifier, parameter_names, result_paths
+from .interface.sizes import Sizes, Symbol
 from .library import Library
 from .weights import Weights
 
@@ -157,7 +160,7 @@ def _numbered(name: str, count: int) -> list[str]:
 
 
 def _library(
-    jaxpr: jex.ClosedJaxpr,
+    jaxpr_at: Callable[[Sizes], jex.ClosedJaxpr],
     name: str,
     options: CompileOptions,
     output: Any,
@@ -166,27 +169,37 @@ def _library(
     out_names: Sequence[str],
     weights: Sequence[np.ndarray],
     held: Sequence[np.ndarray] = (),
+    symbols: tuple[Symbol, ...] = (),
 ) -> Library:
-    """A library of a jaxpr, whose last operands are `weights` and `held`, constants of the library."""
+    """A library of jaxprs for sizes, whose last operands are `weights` and `held`, constants of the library."""
     from .build import build_library  # with all that lowers, which `import pbkern` does not need
 
-    count = len(jaxpr.in_avals) - len(held)
-    run = jex.jaxpr_as_fun(jaxpr)
-    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
-    with jax.enable_x64(True):
-        turned = jax.make_jaxpr(lambda *x: run(*x[len(held) :], *x[: len(held)]))(
-            *types[count:], *types[:count]
-        )
-        closed = _jax.hoist_constants(turned)
-    constants = [*turned.consts, *held]
+    count = len(in_names)
 
-    def make(planned: CompileOptions) -> LibraryFunction:
-        with jax.enable_x64(True), _jax.types_kept(closed):
-            return function_of(closed, name, planned, in_names, out_names, constants)
+    @by_sizes
+    def traced_at(sizes: Sizes) -> TracedForSizes:
+        jaxpr = jaxpr_at(sizes)
+        run = jex.jaxpr_as_fun(jaxpr)
+        types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
+        with jax.enable_x64(True):
+            turned = jax.make_jaxpr(lambda *x: run(*x[len(held) :], *x[: len(held)]))(
+                *types[count:], *types[:count]
+            )
+            return TracedForSizes(_jax.hoist_constants(turned), (*turned.consts, *held))
+
+    def make(planned: CompileOptions, sizes: Sizes) -> LibraryFunction:
+        traced = traced_at(sizes)
+        with jax.enable_x64(True), _jax.types_kept(traced.closed):
+            return function_of(traced.closed, name, planned, in_names, out_names, traced.held)
 
     numbers = tuple(range(count - len(weights), count))
     of_module = Weights("weights are what a module or function keeps", numbers, tuple(weights))
-    return build_library(wanted(identifier(name), options, output, emit), options, make, of_module)
+    return build_library(
+        wanted(identifier(name), options, output, emit),
+        options,
+        FunctionOfSizes(symbols, make, traced_at),
+        of_module,
+    )
 
 
 def _tf_library(
@@ -230,7 +243,15 @@ def _tf_library(
     names = [*argument_names, *(variable.name.partition(":")[0] for variable in variables)]
     values = [variable.numpy() for variable in variables]
     return _library(
-        jaxpr, name, options, output, emit, names, _result_names(captured), values, held
+        lambda _: jaxpr,
+        name,
+        options,
+        output,
+        emit,
+        names,
+        _result_names(captured),
+        values,
+        held,
     )
 
 
@@ -312,16 +333,19 @@ def _torch_library(
 ) -> Library:
     from pbkern.frontends.torch.exported import exported
 
-    captured = exported(fn, args, kwargs or {})
+    program = exported(fn, args, kwargs or {})
+    symbols = tuple(starmap(Symbol, program.ranges))
+    example = program.at({symbol.name: symbol.high for symbol in symbols})
     return _library(
-        captured.jaxpr,
+        lambda sizes: program.at(sizes).jaxpr,
         name,
         options,
         output,
         emit,
-        captured.in_names,
-        _numbered("output", len(captured.jaxpr.out_avals)),
-        captured.values,
+        example.in_names,
+        _numbered("output", len(example.jaxpr.out_avals)),
+        example.values,
+        symbols=symbols,
     )
 
 

@@ -165,7 +165,7 @@ def function_of(
         (*in_paths, *out_paths), [_type_of(atom) for atom in (*values.inputs, *results)]
     )
     inputs = tuple(
-        dataclasses.replace(argument, is_used=n in used)
+        dataclasses.replace(argument, is_used=n in used, number=n)
         for n, argument in enumerate(arguments[: len(in_paths)])
     )
     return LibraryFunction(

@@ -36,6 +36,16 @@ def dtype_of(name: str) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, name))
 
 
+def _shape(argument: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """An argument's shape for sizes that the caller says."""
+    if "dimensions" not in argument:
+        return tuple(argument["shape"])
+    return tuple(
+        dimension["constant"] + sum(part * sizes[name] for name, part in dimension["sizes"].items())
+        for dimension in argument["dimensions"]
+    )
+
+
 class LoadedLibrary:
     """A library in this process.
 
@@ -94,8 +104,11 @@ class LoadedLibrary:
                 why=f"given {len(arrays)}",
                 hint=names,
             )
+        sizes = self._sizes(arrays)
         if out is None:
-            results = [np.empty(output["shape"], dtype_of(output["dtype"])) for output in outputs]
+            results = [
+                np.empty(_shape(output, sizes), dtype_of(output["dtype"])) for output in outputs
+            ]
         else:
             results = [out] if isinstance(out, np.ndarray) else list(out)
             if len(results) != len(outputs):
@@ -104,11 +117,12 @@ class LoadedLibrary:
                     why=f"out holds {len(results)}",
                 )
         for argument, x in zip((*inputs, *outputs), (*arrays, *results)):
-            self._check(argument, x)
+            self._check(argument, x, sizes)
         if any(not result.flags.writeable for result in results):
             raise KernelError("a result's array is read-only", why="out=...", hint="a copy of it")
         pointers = [ctypes.c_void_p(x.ctypes.data) for x in (*arrays, *results)]
-        code = self._call(*pointers, *self._memory())
+        said = [ctypes.c_int64(sizes[symbol["name"]]) for symbol in self.metadata["sizes"]]
+        code = self._call(*pointers, *said, *self._memory())
         if code:
             raise TargetError(
                 f"`{self.metadata['name']}` did not run",
@@ -116,8 +130,26 @@ class LoadedLibrary:
             )
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _check(self, argument: Mapping[str, Any], x: Any) -> None:
-        shape, dtype, name = tuple(argument["shape"]), dtype_of(argument["dtype"]), argument["name"]
+    def _sizes(self, arrays: Sequence[Any]) -> dict[str, int]:
+        """The sizes that the arrays have. Raises KernelError for those that the library is not made for."""
+        sizes: dict[str, int] = {}
+        for argument, x in zip(self.metadata["inputs"], arrays):
+            for axis, dimension in enumerate(argument.get("dimensions", ())):
+                if len(dimension["sizes"]) == 1 and np.ndim(x) == len(argument["shape"]):
+                    ((name, part),) = dimension["sizes"].items()
+                    sizes.setdefault(name, (np.shape(x)[axis] - dimension["constant"]) // part)
+        for symbol in self.metadata["sizes"]:
+            name, low, high = symbol["name"], symbol["low"], symbol["high"]
+            if not low <= sizes.setdefault(name, low) <= high:
+                raise KernelError(
+                    f"`{self.metadata['name']}` is not made for this size",
+                    why=f"{name} is {sizes[name]}",
+                    hint=f"{low} to {high}",
+                )
+        return sizes
+
+    def _check(self, argument: Mapping[str, Any], x: Any, sizes: Mapping[str, int]) -> None:
+        shape, dtype, name = _shape(argument, sizes), dtype_of(argument["dtype"]), argument["name"]
         wanted = f"{argument['dtype']}{list(shape)}"
         if not isinstance(x, np.ndarray):
             raise KernelError(

@@ -14,13 +14,13 @@ import os
 import pathlib
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern import _jax, fuse
+from pbkern import _jax
 from pbkern.core import config
 from pbkern.core.errors import OptionError
 from pbkern.core.jaxprs import equations
@@ -33,10 +33,12 @@ from pbkern.dsl.trace import compile_eager_calls
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target
 
-from . import explain_handwritten, plan_store, result_pool, stages
+from . import result_pool, stages
 from .editing.adopt import WithKernels
-from .measured.measure import kernel_seconds
 from .pipeline import Build, compile_programs, current_plan, ready
+
+if TYPE_CHECKING:
+    from .report.report import Report
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -381,8 +383,11 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
     @_jax.hides_own_frames
     def explain(
         self, *args, measure: bool = False, verbose: bool = False, top: int = 12, **kwargs
-    ) -> fuse.Explanation:
+    ) -> Report:
         """Reports what was fused for arguments like these, what was not, at which price, and what XLA keeps.
+
+        `str()` of the report is its text, `as_dict()` its values, `html()` a page that shows where
+        time goes; notebooks show the page.
 
         Args:
           measure: compiles each fused kernel and runs it alone on random operands of its sizes, a
@@ -402,34 +407,9 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
           (1, ())
         """
         params = self._call(args, kwargs)
-        build, options = self._planned(params), params["options"]
-        native = _jax.has_cpu_lowering("pallas_call")
-        name = get_target(options.target).name
-        explanation = explain_handwritten.explained(
-            build.fused.explanation, build.fused.jaxpr, name, native
-        )
-        explanation = dataclasses.replace(
-            explanation, verbose=verbose, top=top, planned_anew=plan_store.obstacle(params["jaxpr"])
-        )
-        reported = {kernel.name for kernel in explanation.kernels}
-        target = get_target(options.target)
-        explanation = dataclasses.replace(explanation, machine=target.machine().note)
-        explanation = explanation.with_instructions(
-            {
-                kernel.name: target.product_instructions(kernel, options)
-                for kernel in build.fused.kernels()
-                if kernel.name in reported
-            }
-        )
-        if not measure:
-            return explanation
-        return explanation.with_times(
-            {
-                kernel.name: kernel_seconds(kernel, options)
-                for kernel in build.fused.kernels()
-                if kernel.name in reported
-            }
-        )
+        from .report.assemble import report_of  # imports the fuser
+
+        return report_of(self._planned(params), params, measure, verbose, top)
 
     @_jax.hides_own_frames
     def kernels(self, *args, **kwargs) -> list[Kernel]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import sys
 
 from pbkern.aot.files import KINDS
 from pbkern.core.errors import OptionError
@@ -46,11 +47,16 @@ def run(parsed: argparse.Namespace) -> None:
             parsed.function, CompileOptions.from_dict(options), parsed.output, kinds
         )
     else:
-        fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
+        fn, args = functions.load(
+            parsed.function, parsed.args, functions.parse_sizes(parsed.sizes, ranges=True)
+        )
         with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
             library = polyblocks_aot_jax(compile_options=options, output=parsed.output, emit=kinds)(
                 fn
             )(*args)
+    for size in library.metadata["sizes"]:
+        text = f"{library.name} takes the size `{size['name']}`, {size['low']} to {size['high']}"
+        print(text, file=sys.stderr)
     for path in library.paths.values():
         print(path)
 

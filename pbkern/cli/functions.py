@@ -36,7 +36,7 @@ DTYPES = {
 
 
 def load(
-    where: str, types: Sequence[str] | None, sizes: Mapping[str, int] | None = None
+    where: str, types: Sequence[str] | None, sizes: Mapping[str, Any] | None = None
 ) -> tuple[Any, tuple]:
     """(function, arguments) from FILE.py:FUNCTION.
 
@@ -196,7 +196,7 @@ def _run_file(path: pathlib.Path):
     return module
 
 
-def arguments_of(fn, module, types: Sequence[str] | None, sizes: Mapping[str, int]) -> tuple:
+def arguments_of(fn, module, types: Sequence[str] | None, sizes: Mapping[str, Any]) -> tuple:
     used = {word for text in types or () for word in re.findall(r"\w+", text.partition("[")[2])}
     if unused := [name for name in sizes if name not in used]:
         why = f"-D {unused[0]}={sizes[unused[0]]}"
@@ -219,7 +219,7 @@ def arguments_of(fn, module, types: Sequence[str] | None, sizes: Mapping[str, in
     return tuple(example) if isinstance(example, (tuple, list)) else (example,)
 
 
-def parse_type(text: str, sizes: Mapping[str, int] | None = None):
+def parse_type(text: str, sizes: Mapping[str, Any] | None = None):
     """jax.ShapeDtypeStruct of a text such as f32[1080,1920,3], bfloat16[N] or i32[].
 
     Raises OptionError.
@@ -248,12 +248,42 @@ def parse_type(text: str, sizes: Mapping[str, int] | None = None):
     )
 
 
-def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
-    """{"H": 1080} of "H=1080". Raises OptionError."""
-    sizes = {}
+def parse_sizes(texts: Sequence[str], ranges: bool = False) -> dict[str, Any]:
+    """{"H": 1080} of "H=1080"; of "B=1..64", a symbol of jax.export that has this range.
+
+    ranges: whether those are allowed.
+
+    Raises OptionError.
+    """
+    sizes: dict[str, Any] = {}
+    of_symbols: dict[str, tuple[str, str]] = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if not name.isidentifier() or not value.isdigit():
-            raise OptionError("a size is not understood", why=f"{text!r}", hint="-D H=1080")
-        sizes[name] = int(value)
-    return sizes
+        low, dots, high = value.partition("..")
+        is_range = bool(dots) and low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high)
+        if not name.isidentifier() or not (value.isdigit() or is_range):
+            hint = "-D H=1080" + (", or -D B=1..64 for any size up to 64" if ranges else "")
+            raise OptionError("a size is not understood", why=f"{text!r}", hint=hint)
+        if is_range and not ranges:
+            raise OptionError(
+                "a range of sizes is for `pbkern compile`", why=f"{text!r}", hint="-D H=1080"
+            )
+        if is_range:
+            of_symbols[name] = low, high
+        else:
+            sizes[name] = int(value)
+    return sizes | _symbols(of_symbols)
+
+
+def _symbols(ranges: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    """Symbols with least and greatest numbers, by name."""
+    if not ranges:
+        return {}
+    from jax import export
+
+    limits = [
+        limit
+        for name, (low, high) in ranges.items()
+        for limit in (f"{name} >= {low}", f"{name} <= {high}")
+    ]
+    return dict(zip(ranges, export.symbolic_shape(",".join(ranges), constraints=limits)))

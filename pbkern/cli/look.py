@@ -6,27 +6,52 @@ import argparse
 import json
 import pathlib
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from pbkern.core import config
-from pbkern.core.errors import TargetError
+from pbkern.core.errors import OptionError, TargetError
 from pbkern.core.process import disk_cache
 
 from . import functions, option_flags
 
+if TYPE_CHECKING:
+    from pbkern.api.report.report import Report
+
 CACHE_ACTIONS = ("where", "size", "clear")
 
 
-def loaded(parsed: argparse.Namespace) -> tuple:
-    """(decorated function, arguments)."""
-    fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
+def loaded(parsed: argparse.Namespace, function: str | None = None) -> tuple:
+    """(decorated function, arguments); of another function than the command's first, with arguments and options alike."""
+    fn, args = functions.load(
+        function or parsed.function, parsed.args, functions.parse_sizes(parsed.sizes)
+    )
     return functions.decorated(fn, option_flags.given(parsed)), args
 
 
 def explain(parsed: argparse.Namespace) -> None:
-    fn, args = loaded(parsed)
-    with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
-        report = fn.explain(*args, measure=parsed.measure, verbose=parsed.verbose, top=parsed.top)
+    if parsed.html is None:
+        if parsed.beside is not None:
+            raise OptionError(
+                "--beside needs a page", why="two reports are shown by --html", hint="--html FILE"
+            )
+        report = _report(parsed, parsed.function)
         print(json.dumps(report.as_dict(), indent=1) if parsed.json else report)
+        return
+    if parsed.json:
+        raise OptionError("--html and --json exclude each other", hint="one of them")
+    report = _report(parsed, parsed.function)
+    beside = None if parsed.beside is None else _report(parsed, parsed.beside)
+    try:
+        parsed.html.write_text(report.html(beside), encoding="utf-8")
+    except OSError as e:
+        raise OptionError(f"{parsed.html} cannot be written", why=str(e)) from e
+    print(parsed.html)
+
+
+def _report(parsed: argparse.Namespace, function: str) -> Report:
+    fn, args = loaded(parsed, function)
+    with functions.explained(function, f"`{function}` cannot be traced"):
+        return fn.explain(*args, measure=parsed.measure, verbose=parsed.verbose, top=parsed.top)
 
 
 def dump(parsed: argparse.Namespace) -> None:
@@ -107,6 +132,17 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
         help="most kernels and refusals that are listed, default %(default)s",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--html",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="write the report as one page of HTML, with each kernel's code",
+    )
+    parser.add_argument(
+        "--beside",
+        metavar="FILE.py:FUNCTION",
+        help="with --html: a second function, shown beside the first",
+    )
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:

@@ -167,7 +167,7 @@ def _add_function(command: argparse.ArgumentParser, other_files: str) -> None:
         action="append",
         default=[],
         metavar="NAME=SIZE",
-        help="what a name in --args stands for",
+        help="what a name in --args stands for; of compile, LOW..HIGH as well: a size that the caller of the library says",
     )
     command.epilog = f"{functions.HELP}\n\n{command.epilog}"
     option_flags.add(command)

@@ -67,6 +67,8 @@ class BuildOptions:
         so that some elements are computed twice, and none under a mask.
       one_case: a body has one case, whose blocks are guarded where any may cross an edge: for tiles that
         are masked at edges, and are the same everywhere.
+      block_copy_bytes: blocks of inputs are copied to scratch, by a loop over the grid dimensions that run in order
+        (lower/grid/block_copies.py); those that do not move along them up to this size; 0: blocks are read in place.
       plain: no pass is run that is not required, and emission takes the way that always works: what
         is left when a special way has failed (core/fallback.py).
     """
@@ -85,6 +87,7 @@ class BuildOptions:
     cut_bytes: int = 1
     may_shift: bool = True
     one_case: bool = False
+    block_copy_bytes: int = 0
     plain: bool = False
 
     def sorts_in_registers(self, length: int, keys: int, operands: int) -> bool:

@@ -24,7 +24,7 @@ from pbkern.dsl.interpret import poison
 from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 from pbkern.lower.build import BodyBuilder
 from pbkern.lower.build_options import BuildOptions
-from pbkern.lower.grid import block_shift, edge_variants
+from pbkern.lower.grid import block_copies, block_shift, edge_variants
 from pbkern.lower.grid.edge_variants import EdgeVariant, Extent
 from pbkern.lower.grid.parallelism import GridDimension, grid_dimensions
 from pbkern.lower.grid.scratch_resets import is_overwritten_by_each, restarting_dimension
@@ -33,7 +33,7 @@ from pbkern.lower.nest import interpret, ir
 from pbkern.lower.nest.conditions.index_tests import Bounds
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.interpret import NestMemory
-from pbkern.lower.nest.ir import Buf, Let, Names, Stmt
+from pbkern.lower.nest.ir import Buf, Let, Names, Nest, Stmt
 from pbkern.lower.nest.verify import verify
 from pbkern.lower.operand_buffers import operand_buffers
 from pbkern.lower.passes.dead_points import DROP_DEAD_POINTS, Body
@@ -41,7 +41,7 @@ from pbkern.lower.passes.uniform_axes import narrow, narrowed_buffers, uniform_a
 from pbkern.lower.rules import debug_callbacks
 from pbkern.lower.rules.views import index_value
 from pbkern.lower.values.items import RefView
-from pbkern.lower.values.values import Lazy, Literal, Value
+from pbkern.lower.values.values import Index, Lazy, Literal, Value
 
 INT32 = np.dtype(np.int32)
 
@@ -120,6 +120,7 @@ class KernelNests:
         inside.
       cases: at least one, unless the grid has no programs; `case_of` tells which holds for a
         program.
+      looped: grid dimensions whose programs are steps of a loop that the statements have, which copies blocks.
     """
 
     kernel: Kernel
@@ -132,11 +133,28 @@ class KernelNests:
     ragged: tuple[int, ...]
     crossing: tuple[Extent, ...]
     cases: tuple[BodyCase, ...]
+    looped: tuple[int, ...] = ()
 
     @property
     def parallel(self) -> tuple[int, ...]:
         """Grid dimensions whose programs may run at the same time."""
         return tuple(grid_dim.axis for grid_dim in self.grid if grid_dim.parallel)
+
+    @property
+    def step_counter(self) -> str:
+        """Counter of the loop over programs that the statements have; "" if they have none."""
+        if len(self.looped) > 1:
+            return block_copies.STEP_COUNTER
+        return "".join(map(grid_symbol, self.looped))
+
+    @property
+    def in_order(self) -> tuple[int, ...]:
+        """Grid dimensions that are loops around the statements."""
+        return tuple(
+            grid_dim.axis
+            for grid_dim in self.grid
+            if not grid_dim.parallel and grid_dim.axis not in self.looped
+        )
 
     def case_of(self, symbols: Mapping[str, int]) -> BodyCase:
         """The one for a program with these values of grid symbols, starts of shifted blocks and names of the prologue."""
@@ -278,7 +296,10 @@ class _NestsRun:
         }
         together, scratch = None, NestMemory()
         for index in itertools.product(
-            *(range(sizes.get(axis, size)) for axis, size in enumerate(kernel.grid))
+            *(
+                range(1 if axis in self.nests.looped else sizes.get(axis, size))
+                for axis, size in enumerate(kernel.grid)
+            )
         ):
             if together != (together := tuple(index[dim] for dim in parallel)):
                 scratch = NestMemory()
@@ -326,7 +347,7 @@ class _Building:
         )
 
     def nests(self) -> KernelNests:
-        kernel = self.kernel
+        kernel, grid = self.kernel, grid_dimensions(self.kernel, self.options)
         operands, prologue = self._operands()
         blocks = list(dict.fromkeys(extent for operand in operands for extent in operand.extents))
         bounds = self._bounds()
@@ -344,19 +365,23 @@ class _Building:
             if None in states.values() and False not in states.values():
                 crossing = tuple(extent for extent, state in states.items() if state is None)
                 variants = [EdgeVariant(_inside(blocks, bounds), False), EdgeVariant(bounds, True)]
-        scratch, cases = self._cases(operands, [] if 0 in kernel.grid else variants)
-        grid = grid_dimensions(kernel, self.options)
+        looped: tuple[int, ...] = ()
+        if self.options.block_copy_bytes:
+            looped = tuple(dim.axis for dim in grid if not dim.parallel)
+        self.looped = looped
+        scratch, cases = self._cases(operands, [] if 0 in kernel.grid else variants, prologue)
         return KernelNests(
             kernel,
             grid,
             self.shifts,
-            prologue,
+            replace(prologue, statements=()) if looped else prologue,
             operands,
             scratch,
             self.copies,
             ragged,
             crossing,
             cases,
+            looped,
         )
 
     # ---------------------------------------------------------------- where blocks start
@@ -426,10 +451,10 @@ class _Building:
     # ---------------------------------------------------------------- the body
 
     def _cases(
-        self, operands: Sequence[KernelOperand], variants: list[EdgeVariant]
+        self, operands: Sequence[KernelOperand], variants: list[EdgeVariant], prologue: Section
     ) -> tuple[tuple[Buf, ...], tuple[BodyCase, ...]]:
         """The scratch, and the body for each variant; they agree about uniform scratch, which all of them use."""
-        built = [self._build(operands, edge_variant) for edge_variant in variants]
+        built = [self._build(operands, edge_variant, prologue) for edge_variant in variants]
         axes = uniform_axes([stmts for _, stmts in built])
         narrowed = narrowed_buffers(axes)
         scratch = tuple(narrowed.get(buf, buf) for buf in self.scratch)
@@ -451,7 +476,7 @@ class _Building:
                 show=lambda bodies: "\n\n".join(ir.show(body.stmts) for body in bodies),
             )
         for (context, _), variant in zip(built, variants):
-            context.persistent = frozenset(scratch)
+            context.persistent = frozenset() if self.looped else frozenset(scratch)
             context.fresh = frozenset(
                 buf for n, buf in enumerate(scratch) if is_overwritten_by_each(self.kernel, n)
             )
@@ -475,9 +500,9 @@ class _Building:
         return handover_keys
 
     def _build(
-        self, operands: Sequence[KernelOperand], variant: EdgeVariant
+        self, operands: Sequence[KernelOperand], variant: EdgeVariant, prologue: Section
     ) -> tuple[NestContext, list[Stmt]]:
-        context = self._context()
+        context = prologue.context if self.looped else self._context()
         context.bounds.update(variant.bounds)
         builder = BodyBuilder(context)
         builder.kernel, builder.operands = self.kernel, self.handed
@@ -503,11 +528,37 @@ class _Building:
             )
             for operand in operands
         ]
+        copies = self._block_copies(operands, refs, context) if self.looped else []
         refs += map(_whole, self.scratch)
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
         builder.shared_products = shared_products(jaxpr) if self.options.contract else frozenset()
-        return context, block_shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
+        statements = block_shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
+        if self.looped:
+            sizes = {grid_symbol(axis): self.kernel.grid[axis] for axis in self.looped}
+            head = prologue.statements
+            statements = block_copies.step_loop(sizes, copies, head, statements, context)
+        return context, statements
+
+    def _block_copies(
+        self, operands: Sequence[KernelOperand], refs: list[RefView], context: NestContext
+    ) -> list[Nest]:
+        """Nests that copy blocks of inputs; their Refs become views of the copies."""
+        moving = {grid_symbol(axis) for axis in self.looped}
+        copies = []
+        for at in block_copies.copied_inputs(self.kernel):
+            operand, ref = operands[at], refs[at]
+            copy = block_copies.block_copy(operand.buf, operand.starts, operand.mapping, context)
+            block = copy.stores[0].buf
+            symbols = frozenset().union(*(start.symbols for start in operand.starts))
+            known = {grid_symbol(axis) for axis in range(len(self.kernel.grid))}
+            is_fixed = not symbols & moving and symbols <= known
+            if is_fixed and block.size * block.dtype.itemsize > self.options.block_copy_bytes:
+                continue
+            starts: Index = (Affine(),) * len(block.shape)
+            refs[at] = RefView(block, ref.shape, ref.dtype, starts, ref.axes, copied=ref)
+            copies.append(copy)
+        return copies
 
     def _dynamic_size(self, builder: BodyBuilder, operand: int, bound: int) -> Value:
         """Programs along a grid dimension whose size is an operand: no more than the bound."""

@@ -66,6 +66,9 @@ class Target(Protocol):
     def product_instructions(self, kernel: Kernel, options) -> tuple[str, ...]:
         """Matrix instructions by which a kernel computes its products, by name."""
 
+    def block_copies(self, kernel: Kernel, options) -> tuple[str, ...]:
+        """Lines about blocks that are on their way while earlier steps compute, where the author asks for that."""
+
     def compile(self, program: HostProgram, options) -> Any:
         """Machine code of a program, for as long as it is referred to or XLA may call it.
 

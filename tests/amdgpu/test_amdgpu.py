@@ -198,10 +198,8 @@ def test_devices_by_name():
 
 
 def test_params_are_checked_and_printed():
-    with pytest.raises(
-        OptionError, match=r"amdgpu.CompilerParams has no field `max_concurrent_steps`"
-    ):
-        pbkern.amdgpu.CompilerParams(max_concurrent_steps=2)
+    with pytest.raises(OptionError, match=r"amdgpu.CompilerParams has no field `profile_space`"):
+        pbkern.amdgpu.CompilerParams(profile_space=2)
     with pytest.raises(
         OptionError, match=r"amdgpu.CompilerParams field `num_warps` has a bad value"
     ):

@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 import pbkern
 from benchmarks.workloads import WORKLOADS
 from pbkern.api.measured.measure import agree
+from pbkern.cli import demo
 from pbkern.cli.main import main
 from pbkern.core.errors import ArgumentError, KernelError, PbkernError, UnsupportedOp
 from pbkern.dsl.printer import same_kernel
@@ -112,8 +113,10 @@ def test_texts_with_constants_rebuild_the_kernels(name):
 @pytest.mark.parametrize("name", SAMPLE + tuple(SLOW))
 def test_ejected_modules_compute_the_same_and_take_other_sizes(name):
     workload, rng = WORKLOADS[name], np.random.default_rng(0)
-    args = [spec.draw(rng) for spec in workload.small]
-    f = pbkern.jit(workload.function)
+    check_ejection(pbkern.jit(workload.function), [spec.draw(rng) for spec in workload.small])
+
+
+def check_ejection(f, args):
     text = pbkern.eject(f, *args)
     want = f(*args)
     function = module_of(text)
@@ -122,6 +125,23 @@ def test_ejected_modules_compute_the_same_and_take_other_sizes(name):
         lambda line: line[0].replace(f"= {line[2]} ", f"= {max(int(line[2]) // 2, 1)} "), text
     )
     assert_same(pbkern.adopt(f, module_of(edited), *args)(*args), want)
+
+
+DEMOS = {
+    "blur": (demo.blur_x_blur_y, (array(3, 60, 80),)),
+    "unsharp mask": (demo.unsharp_mask, (array(60, 80, 3),)),
+    "corners": (demo.harris_corners, (array(60, 80),)),
+    "transformer": (
+        demo.transformer_block,
+        (demo.transformer_parameters(jax.random.key(0), 64), array(48, 64)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_functions_of_the_demo_are_ejected_and_take_other_sizes(name):
+    function, args = DEMOS[name]
+    check_ejection(pbkern.jit(function), args)
 
 
 def test_a_module_runs_alone_with_jax_and_numpy(tmp_path):

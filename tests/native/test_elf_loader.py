@@ -13,16 +13,15 @@ llvm = pytest.importorskip("llvmlite.binding")
 CALLS = "declare i32 @other(i32)\ndefine i32 @f(i32 %x) {\n  %y = call i32 @other(i32 %x)\n  ret i32 %y\n}\n"
 
 
-def made(text: str, reloc="static", codemodel="small") -> bytes:
+def made(text: str, reloc="static", codemodel="small", processor="x86_64") -> bytes:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    machine = llvm.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(
+    machine = llvm.Target.from_triple(f"{processor}-unknown-linux-gnu").create_target_machine(
         reloc=reloc, codemodel=codemodel
     )
     return machine.emit_object(llvm.parse_assembly(text))
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="runs code for x86-64")
 def test_code_calls_tables_constants_and_what_is_written():
     text = """@table = private constant [3 x i32] [i32 5, i32 7, i32 11]
 @count = internal global i32 0
@@ -42,7 +41,7 @@ define double @g(double %x) {
   ret double %y
 }
 """
-    code = made(text, codemodel="large")
+    code = made(text, codemodel="jitdefault", processor=platform.machine())
     assert undefined_symbols(code) == {"cbrt"}
     image = Image(code, {})
     f = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)(image.address("f"))
@@ -77,7 +76,7 @@ def test_relocations_of_other_kinds_and_out_of_reach():
 
 def test_files_that_end_too_soon():
     code = made(CALLS)
-    with pytest.raises(InternalError, match="code is not an x86-64 object file"):
+    with pytest.raises(InternalError, match="code is not an ELF object file"):
         Image(b"no object", {})
     for size in (64, len(code) // 2, len(code) - 1):
         with pytest.raises(InternalError, match="an object file is damaged"):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,10 @@ from jax import lax
 
 import pbkern
 import pbkern.nvgpu
-from pbkern.lower.nest.ir import Nest, every
+from pbkern.lower.nest.ir import For, Nest, every
+from pbkern.simulate.launches import simulate_ptx
 from pbkern.targets.nvgpu import compile as codegen
-from pbkern.targets.nvgpu import ptxas
+from pbkern.targets.nvgpu import program, ptxas
 from pbkern.targets.nvgpu.devices import device_kind
 from pbkern.targets.simt.emit.kernel import emit
 
@@ -32,6 +34,7 @@ class Attention:
     warps: int = 4
     causal: bool = False
     dtype: str = "bfloat16"
+    hidden: float = -1e30
 
     def kernel(self):
         rows, keys = self.rows, self.keys
@@ -49,7 +52,7 @@ class Attention:
                 s = s * self.width**-0.5
                 if self.causal:
                     key = n * keys + lax.broadcasted_iota(jnp.int32, (rows, keys), 1)
-                    s = jnp.where(key <= row, s, -1e30)
+                    s = jnp.where(key <= row, s, self.hidden)
                 new = jnp.maximum(top, s.max(1))
                 p, scale = jnp.exp(s - new[:, None]), jnp.exp(top - new)
                 product = lax.dot_general(
@@ -272,3 +275,154 @@ def test_rows_of_any_length_are_in_registers(keys, dtype):
         for architecture in ("sm_80", "sm_90a"):
             text = codegen.ptx(codegen.llvm_ir(function), device_kind(architecture))
             assert ptxas.assemble(text, architecture).spill_bytes == 0
+
+
+# ---------------------------------------------------------------- gradients
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Attention and its gradients by queries, keys and values, given that of the result."""
+
+    tokens: int
+    dtype: str = "bfloat16"
+    seen: str = "all"
+    heads: int = 1
+
+    def attended(self, q, k, v):
+        s = jnp.einsum("hqd,hkd->hqk", q, k, preferred_element_type=jnp.float32) * 0.125
+        row, key = (lax.broadcasted_iota(jnp.int32, s.shape, axis) for axis in (1, 2))
+        if self.seen != "all":
+            s = jnp.where(row >= key, s, -jnp.inf)
+        if self.seen == "window":
+            s = jnp.where(row - key < 70, s, -jnp.inf)
+        p = jax.nn.softmax(s, -1).astype(q.dtype)
+        out = jnp.einsum("hqk,hkd->hqd", p, v, preferred_element_type=jnp.float32)
+        return out.astype(q.dtype)
+
+    def __call__(self, q, k, v, d_out):
+        out, back = jax.vjp(self.attended, q, k, v)
+        return out, *back(d_out)
+
+    @property
+    def types(self):
+        return [jax.ShapeDtypeStruct((self.heads, self.tokens, 64), self.dtype)] * 4
+
+    def arrays(self):
+        rng = np.random.default_rng(0)
+        dtype = jnp.dtype(self.dtype)
+        return [rng.standard_normal(x.shape).astype(dtype) for x in self.types]
+
+    def wanted(self, *arrays):
+        q, k, v, d_out = (np.asarray(x, np.float64) for x in arrays)
+        row, key = np.indices((self.tokens, self.tokens))
+        visible = {
+            "all": row >= 0,
+            "causal": row >= key,
+            "window": (row >= key) & (row - key < 70),
+        }[self.seen]
+        s = np.where(visible, np.einsum("hqd,hkd->hqk", q, k) * 0.125, -np.inf)
+        p = np.exp(s - s.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        d_p = np.einsum("hqd,hkd->hqk", d_out, v)
+        d_s = p * (d_p - (p * d_p).sum(-1, keepdims=True)) * 0.125
+        return (
+            np.einsum("hqk,hkd->hqd", p, v),
+            np.einsum("hqk,hkd->hqd", d_s, k),
+            np.einsum("hqk,hqd->hkd", d_s, q),
+            np.einsum("hqk,hqd->hkd", p, d_out),
+        )
+
+    def kernels(self):
+        """Kernels with products: the result, gradients by keys and values, by queries."""
+        made = pbkern.jit(self.__call__, compile_options={"target": "nvgpu"}).kernels(*self.types)
+        return [(kernel, nests_of(kernel)) for kernel in made if "dot" in kernel.name]
+
+
+GRADIENTS = {
+    "plain": Gradients(128, heads=2),
+    "float16": Gradients(192, "float16"),
+    "causal": Gradients(192, seen="causal"),
+    "causal, ragged": Gradients(200, seen="causal"),
+    "window": Gradients(256, "float16", "window"),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name):
+    case = GRADIENTS[name]
+    arrays = case.arrays()
+    f = pbkern.jit(case.__call__, compile_options={"target": "nvgpu"})
+    step = 2.0**-8 if case.dtype == "bfloat16" else 2.0**-11
+    for got, want in zip(pbkern.simulate(f, *arrays).results, case.wanted(*arrays)):
+        error = np.abs(np.asarray(got, np.float64) - want).max()
+        assert error < 2 * step * np.abs(want).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        Gradients(1024, seen="causal", heads=16),
+        Gradients(1024, heads=16),
+        Gradients(1024, "float16", "window", 16),
+    ],
+    ids=["causal", "all", "window"],
+)
+def test_gradients_of_many_heads(case):
+    """Scores of so many heads are not stored. The blocks of the first head are simulated."""
+    arrays = case.arrays()
+    f = pbkern.jit(case.__call__, compile_options={"target": "nvgpu"})
+
+    def of_one_head(ptx, grid, *args, **options):
+        return simulate_ptx(ptx, grid // case.heads, *args, **options)
+
+    with mock.patch.object(program, "simulate_ptx", of_one_head):
+        found = pbkern.simulate(f, *arrays).results
+    step = 2.0**-8 if case.dtype == "bfloat16" else 2.0**-11
+    one = Gradients(case.tokens, case.dtype, case.seen)
+    for got, want in zip(found, one.wanted(*(x[:1] for x in arrays))):
+        error = np.abs(np.asarray(got[:1], np.float64) - want).max()
+        assert error < 2 * step * np.abs(want).max()
+
+
+@pytest.mark.parametrize(
+    "seen", ["all", *(pytest.param(x, marks=pytest.mark.slow) for x in ("causal", "window"))]
+)
+def test_gradients_are_two_kernels_without_scratch_in_memory(seen):
+    """Beside that of the result: one by queries, one by keys and values, whose scores have rows of keys."""
+    made = Gradients(1024, seen=seen, heads=16).kernels()
+    assert sorted(len(kernel.outputs) for kernel, _ in made) == [1, 2, 4]
+    for _, nests in made:
+        leaves = [stmt for stmt in every(nests.cases[0].statements) if isinstance(stmt, Nest)]
+        touched = {access.buf for nest in leaves for access in (*nest.loads(), *nest.stores)}
+        in_memory = {buf for buf in touched if buf.arena and buf.space != "registers"}
+        assert {buf.space for buf in in_memory} == {"shared"}
+        assert {buf.dtype.itemsize for buf in in_memory} == {2}, "operands alone"
+        assert all(nest.by for nest in leaves if any(x.is_product for x in nest.reductions))
+        function = emit(nests, "k")
+        assert function.global_bytes == 0
+        assert function.shared_bytes <= 100 << 10
+        if ptxas.find() is not None:
+            text = codegen.ptx(codegen.llvm_ir(function), SM_80)
+            assert ptxas.assemble(text, "sm_80").spill_bytes <= (256 if seen == "window" else 0)
+
+
+@pytest.mark.parametrize("seen", ["causal", "window"])
+def test_loops_leave_out_chunks_that_a_mask_hides(seen):
+    """Of the result and of gradients: queries see the keys before them, keys are seen by the queries behind them."""
+    for _, nests in Gradients(1024, seen=seen, heads=16).kernels():
+        loops = [stmt for stmt in every(nests.cases[0].statements) if isinstance(stmt, For)]
+        assert any(isinstance(loop.trips, str) for loop in loops)
+        assert not any(loop.trips == 16 for loop in loops)
+
+
+def test_half_of_a_causal_attention_is_not_computed():
+    """4 blocks of 64 rows need 1, 2, 3 and 4 chunks of 64 keys."""
+    case = Attention(causal=True, hidden=-np.inf)
+    arrays, nests = case.arrays(), nests_of(case.kernel())
+    want = case.wanted(*arrays)
+    np.testing.assert_allclose(nests.interpret(*arrays)[0].astype(np.float64), want, atol=1e-2)
+    result, counts, _ = simulated(nests, arrays)
+    np.testing.assert_allclose(result.astype(np.float64), want, atol=1e-2)
+    assert counts.barriers == 1 + 2 + 3 + 4, "one per step"

@@ -24,12 +24,13 @@ from .simulated import reading
 X = np.random.default_rng(0).standard_normal((6, 40)).astype("f4")
 
 
-def running_sum(folder, space, name="running_sum"):
+def running_sum(folder, space, name="running_sum", stages=1):
     """3 blocks of 2 x 4 steps; a step of the last column does more."""
     params = pbkern.nvgpu.CompilerParams(
         dimension_semantics=("parallel", "sequential", "sequential"),
         profile_space=space,
         profile_dir=str(folder),
+        max_concurrent_steps=stages,
     )
 
     @pbkern.kernel(
@@ -77,9 +78,10 @@ def tracks(path):
     return {k: sorted(events, key=lambda e: (e["ts"], -e["dur"])) for k, events in found.items()}
 
 
+@pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize(("space", "steps"), [(9, 8), (4, 3), (1, 0), (50, 8)])
-def test_a_simulated_launch_writes_a_trace(tmp_path, space, steps):
-    found = pbkern.simulate(running_sum(tmp_path / "traces", space), X)
+def test_a_simulated_launch_writes_a_trace(tmp_path, space, steps, stages):
+    found = pbkern.simulate(running_sum(tmp_path / "traces", space, stages=stages), X)
     np.testing.assert_allclose(found.results[0], expected(), rtol=1e-4, atol=1e-5)
     (path,) = (tmp_path / "traces").glob("*running_sum*.trace.json")
     found = tracks(path)

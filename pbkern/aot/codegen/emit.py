@@ -12,7 +12,6 @@ from pbkern.targets.cpu.machines.devices import CpuDevice
 from pbkern.targets.llvm import process
 
 from .entry import Entry
-from .variant import ProcessorVariant
 
 # The level of LLVM's passes and of its code generation, 0 to 3, for libraries.
 LIBRARY_OPT_LEVEL = 2
@@ -25,7 +24,6 @@ def require_llvmlite() -> None:
 
 def emitted(
     entry: Entry,
-    variants: Sequence[ProcessorVariant | None],
     device: CpuDevice,
     kinds: Sequence[str],
 ) -> dict[str, bytes]:
@@ -41,10 +39,9 @@ def emitted(
         (
             [part.text for part in variant.parts],
             [part.has_scalar_loops for part in variant.parts],
-            entry.main(n),
+            name,
         )
-        for n, variant in enumerate(variants)
-        if variant is not None
+        for name, variant in entry.mains
     ]
     modules.append(([entry.text()], [False], None))
     library = {

@@ -23,9 +23,11 @@ from pbkern.aot.interface.arguments import (
     NULL_POINTER,
     OUT_OF_MEMORY,
     UNSUITABLE_PROCESSOR,
+    UNSUITABLE_SIZE,
     Argument,
 )
 from pbkern.aot.interface.header import Interface
+from pbkern.aot.interface.sizes import Sizes, Symbol, row_extent
 from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT
 from pbkern.targets.cpu.machines.devices import CpuDevice
 
@@ -39,16 +41,35 @@ ARGUMENT_SHIFT = 8
 
 
 @dataclass(frozen=True)
-class DevicePart:
-    """A library's half for one device."""
+class SizedProgram:
+    """A function for certain sizes: all of it, or a part of the rows."""
 
-    device: CpuDevice
+    sizes: Sizes
     function: LibraryFunction
     variant: ProcessorVariant | None
 
+    @property
+    def mlir(self) -> str:
+        return self.variant.mlir if self.variant else ""
+
+
+@dataclass(frozen=True)
+class DevicePart:
+    """A library's half for one device. programs: in the order in which a call tries them."""
+
+    device: CpuDevice
+    programs: tuple[SizedProgram, ...]
+
+    @property
+    def function(self) -> LibraryFunction:
+        return self.programs[0].function
+
     def aligned_bytes(self, threads: int) -> int:
-        """Memory of a call, from a cache line's start on."""
-        return self.variant.memory_bytes(threads) if self.variant else 0
+        """Memory of a call of the largest sizes, from a cache line's start on."""
+        return max(
+            program.variant.memory_bytes(threads) if program.variant else 0
+            for program in self.programs
+        )
 
     def memory_bytes(self, threads: int) -> int:
         """Bytes that it needs, the same wherever it starts."""
@@ -85,9 +106,24 @@ class Entry:
         ends += ["_load", "_unload"] if self.interface.file else []
         return [f"{self.name}{end}" for end in ends]
 
-    def main(self, number: int) -> str:
-        """Name of a part's @pbk_main."""
-        return f"pbk_main_{number}"
+    def main(self, number: int, k: int) -> str:
+        """Name of the @pbk_main of a part's program `k`."""
+        return f"pbk_main_{number}_{k}"
+
+    @property
+    def mains(self) -> list[tuple[str, ProcessorVariant]]:
+        """Each variant with the name of its @pbk_main."""
+        return [
+            (self.main(number, k), program.variant)
+            for number, part in enumerate(self.parts)
+            for k, program in enumerate(part.programs)
+            if program.variant is not None
+        ]
+
+    @property
+    def _sizes(self) -> list[str]:
+        """Parameters of the sizes that the caller says."""
+        return [f"i64 %size{k}" for k in range(len(self.interface.sizes.symbols))]
 
     @property
     def _arguments(self) -> list[Argument]:
@@ -106,14 +142,23 @@ class Entry:
     def _parameters(self) -> str:
         """All parameters of the C function."""
         return ", ".join(
-            filter(None, [self._arrays, "ptr %memory, ptr %stream" if self.user_memory else ""])
+            filter(
+                None,
+                [
+                    self._arrays,
+                    *self._sizes,
+                    "ptr %memory, ptr %stream" if self.user_memory else "",
+                ],
+            )
         )
 
     def text(self) -> str:
         """The module."""
         device = self.parts[0].device
         for n, part in enumerate(self.parts):
-            self._run(n, part)
+            for k, program in enumerate(part.programs):
+                self._run(n, k, program)
+            self._all(n, part)
         self._call()
         self._shown()
         self._failure()
@@ -145,11 +190,7 @@ class Entry:
                     if allocates
                     else []
                 ),
-                *(
-                    f"declare void @{self.main(n)}(ptr, ptr, ptr)"
-                    for n, device_part in enumerate(self.parts)
-                    if device_part.variant
-                ),
+                *(f"declare void @{name}(ptr, ptr, ptr)" for name, _ in self.mains),
                 f"attributes #0 = {{ nounwind {baseline} }}",
                 f"attributes #1 = {{ noreturn nounwind cold noinline {baseline} }}",
                 "",
@@ -165,39 +206,102 @@ class Entry:
 
     # ---------------------------------------------------------------- one variant
 
-    def _run(self, number: int, part: DevicePart) -> None:
-        """@pbk_run{n}(arguments..., memory): the variant on memory that starts anywhere, then copies."""
-        function = part.function
-        lines = [f"define internal void @pbk_run{number}({self._with('ptr %memory')}) #0 {{"]
+    def _run(self, number: int, k: int, program: SizedProgram) -> None:
+        """@pbk_run{n}_{k}(arguments..., memory): a program on memory that starts anywhere, then copies."""
+        function = program.function
+        lines = [f"define internal void @pbk_run{number}_{k}({self._with('ptr %memory')}) #0 {{"]
         if self.interface.file:
             lines.append(f"  %weights = load ptr, ptr @{LOADED}, align 8")
             lines += [
                 f"  %w{n} = getelementptr i8, ptr %weights, i64 {offset}"
                 for n, offset in enumerate(self.interface.file.offsets)
             ]
-        if part.variant is not None:
+        if program.variant is not None:
             total = len(function.buffers)
             lines += [f"  %buffers = alloca [{max(total, 1)} x ptr], align 8"]
-            for k, source in enumerate(function.buffers):
+            for b, source in enumerate(function.buffers):
                 lines += [
-                    f"  %b{k} = getelementptr i8, ptr %buffers, i64 {8 * k}",
-                    f"  store ptr {self._pointer(function, source)}, ptr %b{k}, align 8",
+                    f"  %b{b} = getelementptr i8, ptr %buffers, i64 {8 * b}",
+                    f"  store ptr {self._pointer(function, source)}, ptr %b{b}, align 8",
                 ]
             lines += [
                 "  %at = ptrtoint ptr %memory to i64",
                 f"  %past = add i64 %at, {BUFFER_ALIGNMENT - 1}",
                 f"  %line = and i64 %past, {-BUFFER_ALIGNMENT}",
                 "  %arena = inttoptr i64 %line to ptr",
-                f"  call void @{self.main(number)}(ptr null, ptr %buffers, ptr %arena)",
+                f"  call void @{self.main(number, k)}(ptr null, ptr %buffers, ptr %arena)",
             ]
-        for k, source in function.copies:
-            size = function.outputs[k].type.nbytes
-            to = self._pointer(function, ArraySource("output", k))
+        for output, source in function.copies:
+            size = function.outputs[output].type.nbytes
+            to = self._pointer(function, ArraySource("output", output))
             if size:
                 lines.append(
                     f"  call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {self._pointer(function, source)}, i64 {size}, i1 false)"
                 )
         self.lines += [*lines, "  ret void", "}", ""]
+
+    def _all(self, number: int, part: DevicePart) -> None:
+        """@pbk_all{n}(arguments..., sizes..., memory): the programs that compute these sizes.
+
+        Rows that are computed in parts: each program takes as many as it is made for, as long as
+        so many are left.
+        """
+        parameters = ", ".join(filter(None, [self._arrays, *self._sizes, "ptr %memory"]))
+        lines = [f"define internal void @pbk_all{number}({parameters}) #0 {{"]
+        rows = self.interface.sizes.rows
+        if rows is not None:
+            lines += ["  %done = alloca i64, align 8", "  store i64 0, ptr %done, align 8"]
+        lines.append("  br label %test0")
+        for k, program in enumerate(part.programs):
+            lines += [f"test{k}:", *self._suits(program.sizes, str(k))]
+            lines += [f"  br i1 %suits{k}, label %body{k}, label %test{k + 1}", f"body{k}:"]
+            arrays = [f"ptr %a{n}" for n in range(len(self._arguments))]
+            if rows is not None:
+                for n, argument in enumerate(self._arguments):
+                    bytes_of_row = _row_bytes(argument, program, n, rows)
+                    if bytes_of_row:
+                        lines += [
+                            f"  %past{k}.{n} = mul i64 %done{k}, {bytes_of_row}",
+                            f"  %p{k}.{n} = getelementptr i8, ptr %a{n}, i64 %past{k}.{n}",
+                        ]
+                        arrays[n] = f"ptr %p{k}.{n}"
+            passed = ", ".join([*arrays, "ptr %memory"])
+            lines.append(f"  call void @pbk_run{number}_{k}({passed})")
+            if rows is None:
+                lines.append("  ret void")
+                continue
+            lines += [
+                f"  %after{k} = add i64 %done{k}, {program.sizes[rows]}",
+                f"  store i64 %after{k}, ptr %done, align 8",
+                f"  br label %test{k}",
+            ]
+        self.lines += [*lines, f"test{len(part.programs)}:", "  ret void", "}", ""]
+
+    def _suits(self, sizes: Sizes, end: str, done: bool = True) -> list[str]:
+        """Lines of %suits{end}: whether a program of these sizes has work to do.
+
+        done: whether rows that %done counts are finished; otherwise none are.
+        """
+        lines, tests = [], []
+        for n, symbol in enumerate(self.interface.sizes.symbols):
+            name, size = f"%is{end}.{n}", sizes[symbol.name]
+            tests.append(name)
+            if symbol.name != self.interface.sizes.rows:
+                lines.append(f"  {name} = icmp eq i64 %size{n}, {size}")
+                continue
+            left = f"%size{n}"
+            if done:
+                left = f"%left{end}"
+                lines += [
+                    f"  %done{end} = load i64, ptr %done, align 8",
+                    f"  {left} = sub i64 %size{n}, %done{end}",
+                ]
+            lines.append(f"  {name} = icmp uge i64 {left}, {size}")
+        both = "true"
+        for n, test in enumerate(tests):
+            lines.append(f"  %both{end}.{n} = and i1 {both}, {test}")
+            both = f"%both{end}.{n}"
+        return [*lines, f"  %suits{end} = and i1 {both}, true"]
 
     def _with(self, memory: str) -> str:
         """The arrays and one more pointer."""
@@ -221,6 +325,8 @@ class Entry:
         for k, argument in enumerate(self._arguments):
             if argument.is_used and argument.type.nbytes:
                 lines += self._null_test(f"%a{k}", k)
+        for k, symbol in enumerate(self.interface.sizes.symbols):
+            lines += self._size_test(k, symbol)
         if self.interface.file:
             lines.append(LOADED_TEST)
         if self._needs:
@@ -253,10 +359,24 @@ class Entry:
             f"not.{label}:",
         ]
 
+    def _size_test(self, k: int, symbol: Symbol) -> list[str]:
+        code = UNSUITABLE_SIZE | k << ARGUMENT_SHIFT
+        return [
+            f"  %above{k} = sub i64 %size{k}, {symbol.low}",
+            f"  %in{k} = icmp ule i64 %above{k}, {symbol.high - symbol.low}",
+            f"  br i1 %in{k}, label %sized{k}, label %unsized{k}",
+            f"unsized{k}:",
+            f"  ret i32 {code}",
+            f"sized{k}:",
+        ]
+
     def _with_memory(self, number: int, part: DevicePart) -> list[str]:
         """Lines that run one variant with its memory, up to their return."""
         size = part.memory_bytes(self.threads)
-        run = lambda memory: f"  call void @pbk_run{number}({self._with(f'ptr {memory}')})"
+        passed = filter(None, [self._arrays, *self._sizes])
+        run = lambda memory: (
+            f"  call void @pbk_all{number}({', '.join([*passed, f'ptr {memory}'])})"
+        )
         if not size:
             return [run("null"), "  ret i32 0"]
         if self.user_memory:
@@ -272,7 +392,7 @@ class Entry:
             ]
         return [
             *self._threads_of_call(number),
-            f"  %bytes{number} = call i64 @pbk_bytes{number}(i32 %threads{number})",
+            f"  %bytes{number} = call i64 @pbk_bytes{number}({', '.join([f'i32 %threads{number}', *self._sizes])})",
             f"  %past{number} = add i64 %bytes{number}, {BUFFER_ALIGNMENT - 1}",
             f"  %whole{number} = and i64 %past{number}, {-BUFFER_ALIGNMENT}",
             f"  %memory{number} = call ptr @aligned_alloc(i64 {BUFFER_ALIGNMENT}, i64 %whole{number})",
@@ -329,6 +449,10 @@ class Entry:
             said[OUT_OF_MEMORY] = (
                 f"{self.interface.memory_bytes} bytes of memory cannot be allocated\n"
             )
+        for k, symbol in enumerate(self.interface.sizes.symbols):
+            said[UNSUITABLE_SIZE | k << ARGUMENT_SHIFT] = (
+                f"size `{symbol.name}` is out of its range, {symbol.low} to {symbol.high}\n"
+            )
         if self.interface.file:
             said[NO_WEIGHTS] = f"{FILE_CODES['NO_WEIGHTS'][1]}: {self.name}_load\n"
         last = self.parts[-1].device
@@ -380,17 +504,18 @@ class Entry:
         return [*lines, "  call void @pbk_write(ptr @pbk_newline, i64 1)", "  br label %end"]
 
     def _memory_bytes(self) -> None:
-        """NAME_memory_bytes(threads), for whichever variant runs; @pbk_bytes{n}(threads), for one, from a cache line on.
+        """NAME_memory_bytes(threads, sizes...), for whichever variant runs; @pbk_bytes{n}, for one, from a cache line on.
 
         Fewer than one thread, and more than the most, count as the most.
         """
         most = "0"
-        lines = [f"define i64 @{self.name}_memory_bytes(i32 %threads) #0 {{"]
+        parameters = ", ".join(["i32 %threads", *self._sizes])
+        lines = [f"define i64 @{self.name}_memory_bytes({parameters}) #0 {{"]
         for n, part in enumerate(self.parts):
             self._bytes(n, part)
             past = BUFFER_ALIGNMENT - 1 if part.aligned_bytes(1) else 0
             lines += [
-                f"  %aligned{n} = call i64 @pbk_bytes{n}(i32 %threads)",
+                f"  %aligned{n} = call i64 @pbk_bytes{n}({parameters})",
                 f"  %bytes{n} = add i64 %aligned{n}, {past}",
                 f"  %most{n} = call i64 @llvm.umax.i64(i64 {most}, i64 %bytes{n})",
             ]
@@ -398,24 +523,34 @@ class Entry:
         self.lines += [*lines, f"  ret i64 {most}", "}", ""]
 
     def _bytes(self, number: int, part: DevicePart) -> None:
+        """@pbk_bytes{n}(threads, sizes...): the most that a program needs which may run for these sizes."""
         lines = [
-            f"define internal i64 @pbk_bytes{number}(i32 %threads) #0 {{",
+            f"define internal i64 @pbk_bytes{number}({', '.join(['i32 %threads', *self._sizes])}) #0 {{",
             "  %before = sub i32 %threads, 1",
             f"  %fits = icmp ult i32 %before, {self.threads}",
             f"  %chosen = select i1 %fits, i32 %threads, i32 {self.threads}",
             "  %count = zext i32 %chosen to i64",
         ]
-        scratch = "0"
-        for k, (size, most) in enumerate(part.variant.scratch if part.variant else ()):
+        most = "0"
+        for p, program in enumerate(part.programs):
+            if program.variant is None:
+                continue
+            scratch = "0"
+            for k, (size, threads) in enumerate(program.variant.scratch):
+                lines += [
+                    f"  %slots{p}.{k} = call i64 @llvm.umin.i64(i64 %count, i64 {threads})",
+                    f"  %size{p}.{k} = mul i64 %slots{p}.{k}, {size}",
+                    f"  %scratch{p}.{k} = call i64 @llvm.umax.i64(i64 {scratch}, i64 %size{p}.{k})",
+                ]
+                scratch = f"%scratch{p}.{k}"
             lines += [
-                f"  %slots{k} = call i64 @llvm.umin.i64(i64 %count, i64 {most})",
-                f"  %size{k} = mul i64 %slots{k}, {size}",
-                f"  %scratch{k} = call i64 @llvm.umax.i64(i64 {scratch}, i64 %size{k})",
+                *self._suits(program.sizes, str(p), done=False),
+                f"  %own{p} = add i64 {scratch}, {program.variant.temporary_bytes}",
+                f"  %asked{p} = select i1 %suits{p}, i64 %own{p}, i64 0",
+                f"  %most{p} = call i64 @llvm.umax.i64(i64 {most}, i64 %asked{p})",
             ]
-            scratch = f"%scratch{k}"
-        temporary = part.variant.temporary_bytes if part.variant else 0
-        lines += [f"  %bytes = add i64 {scratch}, {temporary}", "  ret i64 %bytes", "}", ""]
-        self.lines += lines
+            most = f"%most{p}"
+        self.lines += [*lines, f"  ret i64 {most}", "}", ""]
 
     def _message(self) -> None:
         """NAME_message(code): the words of a code."""
@@ -435,6 +570,13 @@ class Entry:
             end = str(code).replace("-", "_")
             self.lines += [f"code{end}:", f"  ret ptr @pbk_words{end}"]
         self.lines += ["}", ""]
+
+
+def _row_bytes(argument: Argument, program: SizedProgram, number: int, rows: str) -> int:
+    """Bytes of the part of an array that belongs to one row, for a program's other sizes; 0 where it has no rows."""
+    extent = row_extent(argument.dimensions, rows) if argument.dimensions else None
+    type_ = program.function.arguments[number].type
+    return (extent or 0) * type_.nbytes // max(type_.shape[0] if type_.shape else 1, 1)
 
 
 def escaped(data: bytes) -> str:

@@ -16,7 +16,7 @@ from pbkern.aot.interface.weights_file import FileLayout
 # The variable that holds the address of a loaded file, or null.
 LOADED = "pbk_weights"
 # Lines of @pbk_call that return a code where no file is loaded.
-LOADED_TEST = f"""  %loaded = load ptr, ptr @{LOADED}, align 8
+LOADED_TEST = f"""  %loaded = load atomic ptr, ptr @{LOADED} acquire, align 8
   %unloaded = icmp eq ptr %loaded, null
   br i1 %unloaded, label %no.weights, label %weights
 no.weights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pbkern.core.affine import Affine
 from pbkern.dsl.kernel import ArrayType
 
 # Codes that NAME_try returns; CODES has their words in the header.
@@ -20,6 +21,8 @@ NO_WEIGHTS = 4
 UNREADABLE_WEIGHTS = 5
 # Code of NAME_load: the file does not hold these weights.
 OTHER_WEIGHTS = 6
+# Code: a size is out of the range that the library is made for.
+UNSUITABLE_SIZE = 7
 CODES = {
     "OK": (OK, "done"),
     "NULL_POINTER": (NULL_POINTER, "an argument is a null pointer"),
@@ -40,6 +43,10 @@ FILE_CODES = {
 }
 
 
+# A further code of libraries with sizes that the caller says.
+SIZE_CODES = {"UNSUITABLE_SIZE": (UNSUITABLE_SIZE, "a size is out of the library's range")}
+
+
 @dataclass(frozen=True)
 class Argument:
     """One array of the C function.
@@ -49,6 +56,9 @@ class Argument:
       type: shape and dtype.
       is_used: whether the library touches it.
       is_weight: whether it is a weight.
+      number: its place among the function's inputs or outputs.
+      dimensions: its shape as expressions of sizes that the caller says; () where it is fixed.
+        `type` has the largest sizes.
     """
 
     name: str
@@ -56,3 +66,5 @@ class Argument:
     type: ArrayType
     is_used: bool = True
     is_weight: bool = False
+    number: int = 0
+    dimensions: tuple[Affine[str], ...] = ()

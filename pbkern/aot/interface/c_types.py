@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.dsl.kernel import ArrayType
+
+from .arguments import Argument
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,24 @@ def element_type(dtype: np.dtype, path: str) -> ElementType:
     return row
 
 
-def memref(array: ArrayType, path: str) -> str:
-    """The type as MLIR writes it: memref<1080x1920x3xf32>."""
-    return f"memref<{''.join(f'{size}x' for size in array.shape)}{element_type(array.dtype, path).mlir}>"
+def memref(argument: Argument) -> str:
+    """The type as MLIR writes it: memref<1080x1920x3xf32>.
+
+    A dimension of sizes that the caller says is `?`, with its expression behind the type.
+    """
+    fixed: list[Affine[str]] = [Affine(const=size) for size in argument.type.shape]
+    dimensions = argument.dimensions or fixed
+    sizes = "".join(f"{'?' if d.terms else d.const}x" for d in dimensions)
+    said = ", ".join(f"dimension {n} is {written(d)}" for n, d in enumerate(dimensions) if d.terms)
+    element = element_type(argument.type.dtype, argument.path).mlir
+    return f"memref<{sizes}{element}>{said and f', {said}'}"
+
+
+def written(dimension: Affine[str]) -> str:
+    """A dimension as C writes it: "2 * rows + 1"."""
+    parts = [name if part == 1 else f"{part} * {name}" for name, part in dimension.terms]
+    parts += [str(dimension.const)] * bool(dimension.const or not parts)
+    return " + ".join(parts)
 
 
 def elements(array: ArrayType) -> int:

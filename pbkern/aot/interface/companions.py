@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from pbkern.core.errors import OptionError
+
 from .arguments import Argument
 from .c_types import element_type, elements
 from .header import POOL, Interface
@@ -63,7 +65,13 @@ def pkgconfig(of: Interface, files: Files, use_openmp: bool, version: str) -> st
 
 
 def cpp(of: Interface, files: Files) -> str:
-    """pbkern::NAME on spans, whose sizes the compiler checks."""
+    """pbkern::NAME on spans, whose sizes the compiler checks. Raises OptionError where the caller says sizes."""
+    if of.sizes.symbols:
+        raise OptionError(
+            "no header for C++ is made for sizes that the caller says",
+            why=f"spans of fixed sizes are its purpose; {of.name} takes {', '.join(map(str, of.sizes.symbols))}",
+            hint="the C header is valid C++",
+        )
     guard = f"{of.name.upper()}_HPP"
     parameters = [
         f"std::span<{'const ' if argument in of.inputs else ''}{_cpp_type(argument)}, {_count(argument)}> {argument.name}"
@@ -247,6 +255,7 @@ def bench(of: Interface, files: Files, use_openmp: bool) -> str:
         load = f'  int loaded = {of.name}_load("{files["weights"]}");'
         lines += [load, f"  if (loaded) puts({of.name}_message(loaded));"]
     passed = [f"p{k}" for k in range(len(of.arguments))]
+    passed += [str(symbol.high) for symbol in of.sizes.symbols]
     if of.user_memory:
         lines.append(f"  int8_t *memory = array({max(of.memory_bytes, 1)});")
         passed += ["memory", "NULL"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from .arguments import CODES, FILE_CODES, Argument
+from .arguments import CODES, FILE_CODES, SIZE_CODES, Argument
 from .c_types import element_type, memref
 from .names import distinct
+from .sizes import Division
 from .weights_file import FileLayout
 
 # Names of arguments, from PolyBlocks's document: memory that the caller provides.
@@ -27,7 +28,7 @@ class Interface:
       memory_bytes: beside the arrays, on all threads.
       devices: names of what it is made for; threads: the most that it takes.
       weights: those that are no inputs. file: where they are in a file of weights, if they are in
-        one.
+        one. sizes: what the caller says of them, and how calls divide them.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Interface:
     threads: int
     weights: Sequence[Argument] = ()
     file: FileLayout | None = None
+    sizes: Division = field(default_factory=Division)
 
     @property
     def arguments(self) -> list[Argument]:
@@ -53,12 +55,14 @@ class Interface:
     @property
     def behind_inputs(self) -> list[str]:
         parameters = [declared(output).removeprefix("const ") for output in self.outputs]
+        parameters += [f"int64_t {symbol.name}" for symbol in self.sizes.symbols]
         return parameters + ([f"int8_t *{POOL}", f"void *{STREAM}"] if self.user_memory else [])
 
     @property
     def codes(self) -> dict[str, tuple[int, str]]:
         """Numbers that the function returns: name -> (number, meaning)."""
-        return CODES | (FILE_CODES if self.file else {})
+        further = (FILE_CODES if self.file else {}) | (SIZE_CODES if self.sizes.symbols else {})
+        return CODES | further
 
     @property
     def declaration(self) -> str:
@@ -102,12 +106,13 @@ def header_text(of: Interface) -> str:
         f"const char *{of.name}_message(int code);",
         *_of_weights(of),
     ]
+    sizes = "".join(f", int64_t {symbol.name}" for symbol in of.sizes.symbols)
     whose = f"the caller provides, as {POOL}" if of.user_memory else "each call allocates and frees"
     lines += [
         "",
-        f"/// Bytes of memory that {whose}, at most; on so many threads.",
+        f"/// Bytes of memory that {whose}, at most; on so many threads{' and for such sizes' if sizes else ''}.",
         f"#define {upper}_MEMORY_BYTES {of.memory_bytes}",
-        f"size_t {of.name}_memory_bytes(int threads);",
+        f"size_t {of.name}_memory_bytes(int threads{sizes});",
         "",
         "/// Arguments, types, sizes, device and version, as JSON.",
         f"extern const char {of.name}_metadata[];",
@@ -145,6 +150,7 @@ def _of_weights(of: Interface) -> list[str]:
         for argument in of.inputs
     ]
     passed += [output.name for output in of.outputs]
+    passed += [symbol.name for symbol in of.sizes.symbols]
     passed += [POOL, STREAM] if of.user_memory else []
     separator = ",\n      "
     lines = [
@@ -176,8 +182,12 @@ def _described(of: Interface) -> list[str]:
         note = element_type(argument.type.dtype, argument.path).note
         unused = "" if argument.is_used else "; it is not used"
         lines.append(
-            f"/// Type/shape of {argument.name} is {memref(argument.type, argument.path)}{f': {note}' if note else ''}{unused}."
+            f"/// Type/shape of {argument.name} is {memref(argument)}{f': {note}' if note else ''}{unused}."
         )
+    lines += [
+        f"/// {symbol.name} is a size, from {symbol.low} to {symbol.high}."
+        for symbol in of.sizes.symbols
+    ]
     if of.user_memory:
         lines += [
             f"/// Type/shape of {POOL} is memref<{of.memory_bytes}xi8>.",

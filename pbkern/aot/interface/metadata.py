@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from pbkern.core.affine import Affine
 from pbkern.core.options import CompileOptions
 from pbkern.core.version import VERSION
 from pbkern.targets.cpu.machines.devices import CpuDevice
@@ -28,10 +29,14 @@ def metadata_of(
             "shape": list(arg.type.shape),
             "bytes": arg.type.nbytes,
             "c_type": element_type(arg.type.dtype, arg.path).c,
-            "memref": memref(arg.type, arg.path),
+            "memref": memref(arg),
             "used": arg.is_used,
             "weight": arg.is_weight,
+            **({"dimensions": list(map(dimension, arg.dimensions))} if arg.dimensions else {}),
         }
+
+    def dimension(expression: Affine[str]) -> dict[str, Any]:
+        return {"constant": expression.const, "sizes": dict(expression.terms)}
 
     return {
         "pbkern": "library",
@@ -40,6 +45,10 @@ def metadata_of(
         "outputs": list(map(argument, of.outputs)),
         "weights": list(map(argument, of.weights)),
         "weights_file": of.file and {"bytes": of.file.size, "offsets": list(of.file.offsets)},
+        "sizes": [
+            {"name": symbol.name, "low": symbol.low, "high": symbol.high}
+            for symbol in of.sizes.symbols
+        ],
         "shared": [list(pair) for pair in of.shared],
         "user_device_memory": of.user_memory,
         "memory_bytes": of.memory_bytes,

@@ -22,6 +22,7 @@ from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.primitives.ref_access import is_ref_access
 
 from .contents import access_of, read, written
+from .counted_indices import CountedIndices
 from .derivative_refusals import refuse_arrays_of_indices
 
 NUMBER = jax.core.ShapedArray((), np.dtype(np.int32))
@@ -78,6 +79,7 @@ def _trace(kernel: Kernel, place: Sequence, inside: Sequence, memory: Sequence) 
     mappings = (*kernel.inputs, *kernel.outputs)
     ends = np.cumsum([0, *(len(m.ref_shape) for m in mappings)])
     numbers = {id(ref): n for n, ref in enumerate(memory)}
+    counted = CountedIndices.of(kernel.differentiable.jaxpr)
 
     def rewrite(eqn, *operands) -> list | None:
         name, params = eqn.primitive.name, eqn.params
@@ -93,17 +95,19 @@ def _trace(kernel: Kernel, place: Sequence, inside: Sequence, memory: Sequence) 
                 return [inside[ends[number] + axis]]
             return [jnp.ones(operands[0].shape[axis : axis + 1], bool)]
         if is_ref_access(eqn):
-            return _accessed(kernel, eqn, operands)
+            return _accessed(kernel, eqn, operands, counted)
         return _folded(eqn, operands)
 
     retrace_into(kernel.differentiable.jaxpr, (), memory, rewrite)
 
 
-def _accessed(kernel: Kernel, eqn, operands: Sequence) -> list:
+def _accessed(kernel: Kernel, eqn, operands: Sequence, counted: CountedIndices) -> list:
     """An access as one of all contents of a Ref; of operands there are only the contents."""
     ref = operands[0]
     is_operand = not _jax.is_ref(jax.typeof(ref))
     access = access_of(eqn, ref.shape, operands)
+    if access.kind != "load" or access.mask is not None:
+        access = counted.as_slices(eqn, access)
     if access.kind != "load":
         refuse_arrays_of_indices(kernel, eqn, access)
     contents = ref if is_operand else ref[...]

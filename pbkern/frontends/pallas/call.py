@@ -46,7 +46,7 @@ from . import (
     prng_state,
 )
 from .body import ATOMICS, Importer, allocation, scoped_allocations, uses_atomics
-from .params import backend_of, cpu_params, nvidia_params
+from .params import backend_of, cpu_params, thread_params
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def import_call(
         scratch=memory + tuple(buf for group in scoped.values() for buf in group),
         body=body,
         aliases=aliases,
-        compiler_params=params | nvidia_params(compiler_params, _semantics(params)),
+        compiler_params=params | thread_params(compiler_params, _semantics(params)),
         num_scalar_prefetch=len(prefetch),
         dynamic_grid=tuple(
             (axis, len(inputs) - len(dynamic) + k) for k, axis in enumerate(dynamic)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.targets.amdgpu.params import CompilerParams as AmdParams
 from pbkern.targets.cpu.params import CompilerParams
 from pbkern.targets.nvgpu.params import CompilerParams as NvidiaParams
 from pbkern.targets.params import DimensionSemantics
@@ -136,6 +137,20 @@ ANY_ORDER = (
     "them; not if the kernel has atomics or prints."
 )
 
+PIPELINES = """\
+Steps along dimensions that run in order are pipelined: with `max_concurrent_steps=n` one step computes while blocks of the
+inputs of the next n - 1 are on their way to shared memory, and `delay_release=d` keeps the memory of a step for d steps
+more, so that d less are on their way. Devices of NVIDIA copy by themselves (cp.async) where neighbours of a row make 4
+bytes that lie together; elsewhere, and on all devices of AMD, threads load before a step and store behind it. Elements
+outside of an array are zero. Blocks that do not move are copied once if they are small; arrays that the kernel updates,
+and those that index maps read, are read in place. Results are stored as before. `f.explain(*args)` names the stages.
+Blocks that shared memory does not hold are a `KernelError` with the bytes that are needed, the limit and the most steps
+that fit.
+
+`lowering_semantics=Warpgroup` asks for products by groups of four warps (wgmma), and is an error where these cannot
+compute one. With `unsafe_no_auto_barriers` no barrier stands between statements of the body; copies keep theirs.
+"""
+
 # The class's module tells the back end, and so survives that all three are called CompilerParams.
 TABLES = {
     "mosaic": ("pltpu.CompilerParams", TPU),
@@ -163,7 +178,7 @@ def cpu_params(
         return {}
     if isinstance(params, CompilerParams):
         return {"cpu": params}
-    if isinstance(params, NvidiaParams):
+    if isinstance(params, NvidiaParams | AmdParams):
         return {}
     if isinstance(params, dict):
         return cpu_params(params.get("cpu"), grid, vmapped, ordered, at, target)
@@ -200,29 +215,37 @@ NVIDIA = {
 }
 
 
-def nvidia_params(params: Any, semantics: Any) -> dict[str, NvidiaParams]:
-    """{"nvgpu": CompilerParams} with the same fields, where one differs from its default; else {}.
+# As NVIDIA, for pbkern.amdgpu.CompilerParams.
+AMD = {"mosaic_gpu": NVIDIA["mosaic_gpu"][:5]}
 
-    That target refuses what it does not do. `semantics`: of all grid dimensions, vmapped ones too,
+
+def thread_params(params: Any, semantics: Any) -> dict[str, NvidiaParams | AmdParams]:
+    """CompilerParams by target with the same fields, for targets of GPUs for which one differs from its default.
+
+    These targets refuse what they do not do. `semantics`: of all grid dimensions, vmapped ones too,
     in the CPU's words; None or empty: not known.
     """
-    if isinstance(params, NvidiaParams):
-        return {"nvgpu": params}
-    names = NVIDIA.get(backend_of(params) or "", ())
-    defaults = {field.name: field.default for field in dataclasses.fields(params)} if names else {}
-    given = {
-        name: value
-        for name in names
-        if (value := getattr(params, name, None)) is not None and value != defaults[name]
-    }
-    if "lowering_semantics" in given:
-        given["lowering_semantics"] = getattr(
-            given["lowering_semantics"], "name", given["lowering_semantics"]
-        )
-    if "dimension_semantics" in given:
-        given["dimension_semantics"] = semantics or None
-    translated = NvidiaParams(**given)
-    return {} if translated == NvidiaParams() else {"nvgpu": translated}
+    if isinstance(params, NvidiaParams | AmdParams):
+        return {params.target_name: params}
+    by_target: dict[str, NvidiaParams | AmdParams] = {}
+    for kind, fields in ((NvidiaParams, NVIDIA), (AmdParams, AMD)):
+        names = fields.get(backend_of(params) or "", ())
+        defaults = {x.name: x.default for x in dataclasses.fields(params)} if names else {}
+        given = {
+            name: value
+            for name in names
+            if (value := getattr(params, name, None)) is not None and value != defaults[name]
+        }
+        if "lowering_semantics" in given:
+            given["lowering_semantics"] = getattr(
+                given["lowering_semantics"], "name", given["lowering_semantics"]
+            )
+        if "dimension_semantics" in given:
+            given["dimension_semantics"] = semantics or None
+        translated = kind(**given)
+        if translated != kind():
+            by_target[kind.target_name] = translated
+    return by_target
 
 
 def backend_of(params: Any) -> str | None:
@@ -312,17 +335,18 @@ def markdown() -> str:
         rows += ["| field | | what it does here |", "|---|---|---|"]
         rows += [f"| `{param.name}` | {param.use} | {param.meaning} |" for param in table] + [""]
     rows += [
-        "## On NVIDIA GPUs",
+        "## On GPUs",
         "",
-        "For the target `nvgpu` these fields become those of the same name of",
-        "`pbkern.nvgpu.CompilerParams`, which uses them or refuses them at its own table (its docstring); others are",
-        "hints to other devices.",
+        "For the targets `nvgpu` and `amdgpu` these fields become those of the same name of `pbkern.nvgpu.CompilerParams` and",
+        "`pbkern.amdgpu.CompilerParams`, whose docstrings say what they mean; others are hints to other devices.",
         "",
-        "| class | fields |",
-        "|---|---|",
+        "| class | target | fields |",
+        "|---|---|---|",
     ]
     rows += [
-        f"| `{TABLES[backend][0]}` | {', '.join(f'`{name}`' for name in names)} |"
-        for backend, names in NVIDIA.items()
-    ] + [""]
+        f"| `{TABLES[backend][0]}` | `{target}` | {', '.join(f'`{name}`' for name in names)} |"
+        for target, fields in (("nvgpu", NVIDIA), ("amdgpu", AMD))
+        for backend, names in fields.items()
+    ]
+    rows += ["", PIPELINES]
     return "\n".join(rows)

@@ -5,7 +5,7 @@ Those that nothing reads are none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.extend import core as jex
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind, OutputKind
 
 from pbkern.core.errors import UnsupportedOp
@@ -23,6 +24,8 @@ from .capture import GraphArgument, ResultPlace, array_of, capture, described, u
 from .decompositions import decompositions
 
 ASSERTIONS = ("aten::_assert_tensor_metadata",)
+# The greatest size that counts as a maximum: torch.export writes 2^63 - 2 and the like where none is stated.
+MOST_SIZE = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,25 @@ class Exported:
     values: tuple[np.ndarray, ...]
 
 
-def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
+@dataclass(frozen=True)
+class ExportedOfSizes:
+    """A program whose inputs may have sizes that are symbols.
+
+    Attributes:
+      ranges: (name, least, greatest) of each symbol.
+      at: numbers of the symbols, by name -> the program for them.
+    """
+
+    ranges: tuple[tuple[str, int, int], ...]
+    at: Callable[[Mapping[str, int]], Exported]
+
+
+def exported(fn: Any, args: tuple, kwargs: dict) -> ExportedOfSizes:
     """Exports a module or function with its arguments.
 
     Raises UnsupportedOp for what torch.export cannot capture, for operators that are not compiled,
-    which it names, and for modules that change their buffers or draw random numbers.
+    which it names, for modules that change their buffers or draw random numbers, and for dynamic
+    sizes without a maximum.
     """
     program = fn if isinstance(fn, torch.export.ExportedProgram) else _captured(fn, args, kwargs)
     with torch.no_grad():
@@ -53,9 +70,58 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
     _without_assertions(graph)
     _check(program)
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    examples = [placeholder.meta["val"] for placeholder in placeholders]
-    _check_sizes(placeholders, examples)
-    captured = capture(graph, examples, strided=False, checked=False)
+    symbols = _symbols(placeholders)
+    ranges = tuple(
+        _range(name, program.range_constraints.get(symbol)) for symbol, name in symbols.items()
+    )
+    number_of = {name: symbol for symbol, name in symbols.items()}
+
+    def at(sizes: Mapping[str, int]) -> Exported:
+        numbers = {number_of[name]: size for name, size in sizes.items()}
+        examples = [_at(node.meta["val"], numbers) for node in placeholders]
+        return _exported(program, placeholders, examples)
+
+    return ExportedOfSizes(ranges, at)
+
+
+def _symbols(placeholders: list) -> dict[Any, str]:
+    """Symbol -> name of the first input and dimension that is this symbol."""
+    symbols: dict[Any, str] = {}
+    for node in placeholders:
+        for axis, size in enumerate(getattr(node.meta["val"], "shape", ())):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                symbols.setdefault(size.node.expr, f"{node.name}_dim{axis}")
+    return symbols
+
+
+def _range(name: str, given: Any) -> tuple[str, int, int]:
+    if given is None or not given.upper.is_number or given.upper > MOST_SIZE:
+        raise UnsupportedOp(
+            f"size `{name}` of the exported program has no maximum",
+            why="a library has memory and programs for sizes up to a maximum",
+            hint=f'torch.export.Dim("{name}", max=64), or no dynamic_shapes and a library for each size',
+        )
+    return name, max(int(given.lower), 1), int(given.upper)
+
+
+def _at(value: Any, numbers: Mapping[Any, int]) -> Any:
+    """A fake tensor whose symbols are numbers."""
+    if not isinstance(value, torch.Tensor) or not any(
+        isinstance(size, torch.SymInt) for size in value.shape
+    ):
+        return value
+    shape = [
+        int(size.node.expr.subs(numbers)) if isinstance(size, torch.SymInt) else size
+        for size in value.shape
+    ]
+    with FakeTensorMode():
+        return torch.empty(shape, dtype=value.dtype, device=value.device)
+
+
+def _exported(
+    program: torch.export.ExportedProgram, placeholders: list, examples: list
+) -> Exported:
+    captured = capture(program.graph_module, examples, strided=False, checked=False)
     if captured.draws:
         raise UnsupportedOp(
             "the module draws random numbers", why="a library has no generator", hint="model.eval()"
@@ -78,22 +144,6 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
         tuple(names),
         tuple(array_of(values[name]) for name in names[len(inputs) :]),
     )
-
-
-def _check_sizes(placeholders: list, examples: list) -> None:
-    """Raises UnsupportedOp for inputs whose sizes are not known: a program for the example's sizes would be another one."""
-    for node, example in zip(placeholders, examples):
-        sizes = example.shape if isinstance(example, torch.Tensor) else ()
-        dynamic = [
-            (axis, size) for axis, size in enumerate(sizes) if isinstance(size, torch.SymInt)
-        ]
-        if dynamic:
-            which = ", ".join(f"dimension {dim} ({size})" for dim, size in dynamic)
-            raise UnsupportedOp(
-                f"input `{node.name}` of the exported program has a dynamic size",
-                why=f"{which} of shape {tuple(sizes)}",
-                hint="torch.export.export without dynamic_shapes, a library for each size",
-            )
 
 
 def _captured(fn: Callable, args: tuple, kwargs: dict) -> torch.export.ExportedProgram:

@@ -33,12 +33,18 @@ def touched(step: Step) -> Iterator[str]:
                     yield from touched(nested)
 
 
-def assign_slots(buffers: Sequence[Buffer], steps: Sequence[Step]) -> tuple[Buffer, ...]:
-    """`buffers` with temporaries given slots; first fit over lifetimes at the top level of steps."""
+def lifetimes(steps: Sequence[Step]) -> dict[str, list[int]]:
+    """Name of a buffer -> the first and the last step at the top level that reads or writes it."""
     life: dict[str, list[int]] = {}
     for n, step in enumerate(steps):
         for name in touched(step):
             life.setdefault(name, [n, n])[1] = n
+    return life
+
+
+def assign_slots(buffers: Sequence[Buffer], steps: Sequence[Step]) -> tuple[Buffer, ...]:
+    """`buffers` with temporaries given slots; first fit over lifetimes at the top level of steps."""
+    life = lifetimes(steps)
     slots: list[tuple[int, int]] = []  # (last step in use, bytes) per slot
     placed: dict[str, int] = {}
     temps = [buffer for buffer in buffers if buffer.kind is BufferKind.TEMP and buffer.name in life]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.extend import core as jex
@@ -22,6 +22,8 @@ from pbkern.fuse.cost.kinds import VIEWS
 from pbkern.fuse.cost.model import Cost
 from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.options import FuseOptions
+
+from .timeline import Timeline, timeline_of
 
 
 @dataclass(frozen=True)
@@ -145,11 +147,12 @@ class Explanation:
     `str()` is the text: figures of the whole, time by line of the source, kernels in launch order,
     what was not fused, then a count of what was. `as_dict()` is the same as data.
 
-    `kernels` are the fuser's, `written` the hand-written ones (api/explain_handwritten.py adds
-    them). `planned_anew`: why the plan is not kept on disk. `temporaries`: bytes of arrays between
-    kernels. `top`: most kernels and most refusals in the text, those that take or would save most.
-    With `verbose`, all of them are, fusions too, and what was refused at first and fused later.
-    `machine`: how its figures were chosen, where that is not the usual way.
+    `kernels` are the fuser's, `written` the hand-written ones (api/report/written.py adds them).
+    `planned_anew`: why the plan is not kept on disk. `temporaries`: bytes of arrays between
+    kernels. `timeline`: what runs in which order. `top`: most kernels and most refusals in the
+    text, those that take or would save most. With `verbose`, all of them are, fusions too, and what
+    was refused at first and fused later.
+    `machine_note`: how the machine's figures were chosen, where that is not the usual way.
     """
 
     name: str
@@ -160,8 +163,9 @@ class Explanation:
     verbose: bool = False
     planned_anew: str = ""
     temporaries: int = 0
+    timeline: Timeline = dataclasses.field(default_factory=Timeline)
     top: int = TOP
-    machine: str = ""
+    machine_note: str = ""
 
     @property
     def seconds(self) -> float:
@@ -178,7 +182,7 @@ class Explanation:
             f"{self.name}: {len(self.kernels) + grouped} kernel(s){written}, {len(self.left)} operation(s) left to XLA"
         ]
         out += self._figures()
-        out += [f"  machine: {self.machine}"] * bool(self.machine)
+        out += [f"  machine: {self.machine_note}"] * bool(self.machine_note)
         out += self._kernel_lines()
         out += [f"  kernel {kernel}" for kernel in self.written]
         out += self._refusals([edge for edge in edges if not edge.fused])
@@ -198,14 +202,27 @@ class Explanation:
 
         Forward and backward operations of a line count together.
         """
-        lines: dict[str, float] = {}
+        return self._divided(
+            lambda kernel: [line or "unknown line" for _, line in kernel.ops],
+        )
+
+    def by_scope(self) -> dict[str, float]:
+        """Scope of jax.named_scope -> seconds, the slowest first; operations outside of scopes count as "".
+
+        Empty where the function has no scopes.
+        """
+        seconds = self._divided(lambda kernel: list(map(_scope, kernel.contexts)))
+        return seconds if any(seconds) else {}
+
+    def _divided(self, parts_of: Callable[[KernelReport], Sequence[str]]) -> dict[str, float]:
+        """Seconds of the parts to which kernels' operations belong, the slowest first."""
+        seconds: dict[str, float] = {}
         for kernel in self.kernels:
             whole = sum(kernel.work)
-            for (_, at), work in zip(kernel.ops, kernel.work):
-                part = work / whole if whole else 1 / len(kernel.ops)
-                line = at or "unknown line"
-                lines[line] = lines.get(line, 0.0) + kernel.seconds * part
-        return dict(sorted(lines.items(), key=lambda item: -item[1]))
+            for part, work in zip(parts_of(kernel), kernel.work):
+                share = work / whole if whole else 1 / len(kernel.ops)
+                seconds[part] = seconds.get(part, 0.0) + kernel.seconds * share
+        return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
     def as_dict(self) -> dict:
         """The report as values that JSON has: seconds, bytes, operations, lines of the source."""
@@ -232,13 +249,17 @@ class Explanation:
         refused = [edge for edge in self._edges() if not edge.fused and not edge.superseded]
         return {
             "name": self.name,
-            "machine": self.machine,
+            "machine_note": self.machine_note,
             "seconds": self.seconds,
             "limit_seconds": self._limit(),
             "launches": self._launches(),
             "bytes_moved": self._bytes_moved(),
             "temporary_bytes": self.temporaries,
+            "peak_bytes": self._peak_bytes(),
+            "peak_at": self._peak_place(),
+            "planned_anew": self.planned_anew,
             "seconds_by_line": self.by_line(),
+            "seconds_by_scope": self.by_scope(),
             "kernels": kernels,
             "written": [
                 {
@@ -260,6 +281,7 @@ class Explanation:
                 for group in _alike(refused)
             ],
             "left_to_xla": [{"operation": x.op, "at": x.at, "why": x.why} for x in self.left],
+            "timeline": self.timeline.as_dict(),
         }
 
     def _edges(self) -> list[Edge]:
@@ -274,6 +296,21 @@ class Explanation:
     def _bytes_moved(self) -> int:
         return sum(kernel.cost.bytes_moved * (kernel.runs or 1) for kernel in self.kernels)
 
+    def _peak_bytes(self) -> int:
+        return self.timeline.peak.live_bytes if self.timeline.peak else 0
+
+    def _peak_place(self) -> str:
+        """The kernel, or the operations of XLA, at which most temporaries are live; "" without temporaries.
+
+        A kernel has the line of its last operation.
+        """
+        if not self._peak_bytes():
+            return ""
+        entry = self.timeline.peak
+        assert entry is not None
+        places = [kernel.ops[-1][1] for kernel in self.kernels if kernel.name == entry.name]
+        return f"{entry.name}, {places[0]}" if places and places[0] else entry.name
+
     def _figures(self) -> list[str]:
         """Time, limit, launches and memory of the whole, and the lines that take most of the time."""
         if not self.kernels:
@@ -285,6 +322,17 @@ class Explanation:
             f"{self._limit() * 1e6:.1f} us at the machine's limit; "
             f"{self._bytes_moved() / 1e6:.2f} MB moved, {self.temporaries / 1e6:.2f} MB of temporaries"
         ]
+        if self._peak_bytes():
+            out.append(
+                f"  most temporaries are live, {self._peak_bytes() / 1e6:.2f} MB, at {self._peak_place()}"
+            )
+        scopes = [
+            f"{100 * seconds / self.seconds:.0f} % {scope or 'outside'}"
+            for scope, seconds in self.by_scope().items()
+            if self.seconds
+        ]
+        if scopes:
+            out.append(f"  time by scope: {', '.join(scopes[:LINES])}")
         lines = self.by_line()
         if len(self.kernels) > 1 and len(lines) > 1 and self.seconds:
             out.append("  time by line:")
@@ -352,6 +400,12 @@ class Explanation:
             for kernel in self.kernels
         )
         return dataclasses.replace(self, kernels=kernels)
+
+
+def _scope(context: str) -> str:
+    """The scopes that a context begins with (_jax.context_of_place), or ""."""
+    head = context.partition(", ")[0]
+    return head.removeprefix("in ") if head.startswith("in ") else ""
 
 
 def _by_line(ops: Iterable[tuple[str, str | None]], contexts: Sequence[str] = ()) -> list[str]:
@@ -447,7 +501,9 @@ def explain(name: str, parts: Partition, plan, options: FuseOptions) -> Explanat
     )
     temporaries = sum(map(_temporary_bytes, plan.programs()))
     left = tuple(plan.left_to_xla())
-    return Explanation(name, kernels, tuple(edges), left, temporaries=temporaries)
+    return Explanation(
+        name, kernels, tuple(edges), left, temporaries=temporaries, timeline=timeline_of(plan)
+    )
 
 
 def _temporary_bytes(program: HostProgram) -> int:

@@ -278,9 +278,12 @@ class _Points:
         ]
         if buf.size == 0:
             return np.zeros(np.broadcast_shapes(*(place.shape for place in places)), buf.dtype)
-        return self.memory.flat(buf)[
-            _flat(buf, [np.clip(place, 0, size - 1) for place, size in zip(places, buf.shape)])
-        ]
+        ends = zip(places, buf.shape, _bounded(buf))
+        flat = _flat(
+            buf, [np.clip(at, 0, size - 1) if bounded else at for at, size, bounded in ends]
+        )
+        self.memory.copies.touch(buf, flat, "a load of")
+        return self.memory.flat(buf)[flat]
 
     def places(self, store: Store) -> list[np.ndarray]:
         return [self.affine(position, {}) for position in store.index]

@@ -169,14 +169,14 @@ def _verify_tiling(nest: Nest, by: Tiling) -> None:
         first, second = products[0].args
         if isinstance(first, Load) and first.buf.space == "registers":
             order = by.held_first(shape[0], shape[2])
-            if first.buf.layout != by or order is None:
+            if not by.holds_like(first.buf.layout) or order is None:
                 wrong = "its lanes do not hold the first operand as the instruction takes it"
         if any(
             isinstance(node, Load) and node.buf.space == "registers" for node in nodes([second])
         ):
             wrong = "the second operand is in registers"
     for buf, index in accesses if not wrong else ():
-        if buf.space == "registers" and (buf.layout != by or index not in ways):
+        if buf.space == "registers" and (not by.holds_like(buf.layout) or index not in ways):
             wrong = f"its threads do not hold {buf.name} at {', '.join(map(str, index))}"
     if wrong:
         raise InternalError(f"nest: {wrong}", at=nest.at, why=str(nest))

@@ -109,6 +109,7 @@ def merge(first: Nest, second: Nest, pool: Pool, limits: MergeNests) -> Nest | N
     if (
         first.ordered
         or second.ordered
+        or any(store.buf.space for store in first.stores + second.stores)
         or any(reduction.is_product for reduction in first.reductions + second.reductions)
     ):
         return None

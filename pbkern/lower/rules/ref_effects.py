@@ -98,6 +98,7 @@ def access(builder: RuleBuilder, eqn, env: dict) -> None:
 
 def in_bounds(builder: RuleBuilder, ref: RefView, axis: int) -> Value:
     """Which positions of a block along `axis` are inside its array."""
+    ref = ref.copied or ref
     buf_axis = ref.axes.index(axis)
     base, extent = ref.offsets[buf_axis], ref.buf.shape[buf_axis]
 

@@ -19,7 +19,10 @@ from .values import Index, Value
 
 @dataclass(eq=False)
 class RefView:
-    """A Ref: per axis of `buf` an offset and the Ref axis that runs along it (or None)."""
+    """A Ref: per axis of `buf` an offset and the Ref axis that runs along it (or None).
+
+    copied: of a block in scratch, the view of the array that it is a copy of.
+    """
 
     buf: Buf
     shape: tuple[int, ...]
@@ -27,6 +30,7 @@ class RefView:
     offsets: tuple[Affine, ...]
     axes: tuple[int | None, ...]
     guard: bool = False
+    copied: RefView | None = None
 
     def place(self, ix: Index) -> Index:
         return tuple(

@@ -19,8 +19,13 @@ class CompilerParams(ThreadParams):
         on a workgroup. "arbitrary" and "sequential": programs run in order, in a loop inside a
         workgroup. None, the default: a dimension is parallel where its programs provably write
         disjoint blocks and keep nothing in scratch.
-      unsafe_no_auto_barriers: place no barrier between statements whose threads meet in memory.
-        Default False.
+      unsafe_no_auto_barriers: place no barrier between statements of the body whose threads meet in memory; those between
+        copies of blocks and their readers stay. Default False.
+      max_concurrent_steps: steps along grid dimensions that run in order which are active at the same time: one computes,
+        blocks of inputs of the others are in LDS already, or on their way there through registers, for the device copies
+        nothing by itself. Default 1: blocks are read in place.
+      delay_release: steps for which the memory of a step's blocks is kept behind it. Default 0; less than
+        max_concurrent_steps.
       num_warps: wavefronts in a workgroup, of 64 threads on CDNA and 32 on RDNA; a power of two,
         1,024 threads at most. None, the default: 128 threads.
 

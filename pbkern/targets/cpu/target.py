@@ -88,6 +88,10 @@ class CpuTarget:
     def product_instructions(self, kernel: Kernel, options) -> tuple[str, ...]:
         return ()  # those of this target multiply words of vectors
 
+    def block_copies(self, kernel: Kernel, options) -> tuple[str, ...]:
+        steps = self.backend.build_options(kernel, options).prefetch_steps
+        return (f"blocks of the next {steps} steps are prefetched",) if steps else ()
+
     def identity(self) -> str:
         return (
             disk_cache.digest((content.sources(), self.device))

@@ -24,10 +24,6 @@ from .runtime.arena import ARENAS
 _waiting: list[Image] = []  # of programs that Python has forgotten and executables may still call
 
 
-free = ctypes.CDLL(None).free
-free.argtypes = [ctypes.c_void_p]
-
-
 class _TypeInfo(ctypes.Structure):
     """XLA_FFI_TypeInfo."""
 
@@ -107,4 +103,4 @@ def free_arenas(image: Image) -> None:
     """Gives back the temporaries that a program keeps from call to call."""
     for place in (ctypes.c_int64 * (2 * ARENAS)).from_address(image.address("pbk_pool"))[1::2]:
         if place:
-            free(place)
+            ctypes.CDLL(None).free(ctypes.c_void_p(place))

@@ -1,4 +1,4 @@
-"""This computer's processor as the system describes it, and how many of its cores this process may use."""
+"""This computer's processor: its kind, what the system says of it, and how many of its cores this process may use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,42 @@ import os
 import pathlib
 import platform
 import re
+from dataclasses import dataclass
+
+from pbkern.core.errors import TargetError
 
 CPUINFO = pathlib.Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A kind of processor that programs run on.
+
+    Attributes:
+      spin_hint: assembly statement for loops that wait for another thread.
+      futex: number of that system call.
+    """
+
+    spin_hint: str
+    futex: int
+
+
+# Name of the kind, as Linux gives it -> its facts. Numbers: Linux, arch/x86/entry/syscalls/syscall_64.tbl and
+# include/uapi/asm-generic/unistd.h. AArch64 has `yield`, which takes no time on most of its cores; `isb` takes about
+# as long as `pause` (Rust's library waits by it since 2021: rust-lang/rust#84725).
+ARCHITECTURES = {"x86_64": Architecture("pause", 202), "aarch64": Architecture("isb", 98)}
+
+
+def architecture() -> Architecture:
+    """The kind of this computer's processor. Raises TargetError where no code is made for the computer itself."""
+    system, machine = platform.system(), platform.machine()
+    if system != "Linux" or machine not in ARCHITECTURES:
+        raise TargetError(
+            "nothing is compiled for this computer",
+            why=f"programs run on Linux on {' and '.join(ARCHITECTURES)}; this is {system} on {machine}",
+            hint="pbkern.interpret runs a kernel anywhere; C libraries are made for other processors by the option `device`",
+        )
+    return ARCHITECTURES[machine]
 
 
 def cpuinfo() -> str:
@@ -21,8 +55,13 @@ def cpuinfo() -> str:
 
 
 def cpu_flags(cpuinfo: str) -> set[str]:
-    line = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
-    return set(line[1].split()) if line else set()
+    """Instruction sets by the system's names."""
+    is_arm = platform.machine() == "aarch64"
+    # Emulators may show the text of the computer that they run on.
+    name = "Features" if is_arm else "flags|Features"
+    line = re.search(rf"^(?:{name})\s*: (.*)$", cpuinfo, re.MULTILINE)
+    flags = set(line[1].split()) if line else set()
+    return flags | {"asimd"} if is_arm else flags  # its calling convention passes vectors
 
 
 # Number of the system call. Source: Linux, arch/x86/entry/syscalls/syscall_64.tbl.

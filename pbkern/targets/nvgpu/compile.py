@@ -14,10 +14,11 @@ TRIPLE = "nvptx64-nvidia-cuda"
 # Threads that a multiprocessor is to hold at least, so that each may have 128 registers: without a
 # number, ptxas spills some of them to have room for more blocks.
 RESIDENT_THREADS = 512
-# Registers of a thread's tiles from which on half as many threads are resident, with 255 registers each. Fewer words fit 128,
-# for tiles are not all alive together. Source: registers that ptxas 13 takes for attention of 64 and 128 columns.
-MANY_TILE_WORDS = 196
-# Registers of a thread's sums of products under way from which on the same holds: they are alive all along, beside 45 others.
+# Registers of a thread's tiles, of those that are alive at a time, from which on half as many threads are resident, with 255
+# registers each. Source: what ptxas 13 takes for attention and its gradients: 88 fit 128 registers, 96 spill some.
+MANY_TILE_WORDS = 90
+# Registers of a thread's sums of products under way, or of one array, from which on the same holds: they are alive all along,
+# beside 45 others.
 # Source: what ptxas 13 takes.
 MANY_SUM_WORDS = 80
 

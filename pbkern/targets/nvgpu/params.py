@@ -22,20 +22,23 @@ class CompilerParams(ThreadParams):
         on a thread block. "arbitrary" and "sequential": programs run in order, in a loop inside a
         block. None, the default: a dimension is parallel where its programs provably write disjoint
         blocks and keep nothing in scratch.
-      max_concurrent_steps: sequential grid steps whose blocks are on their way at the same time.
-        Default 1: none is prefetched. More are refused: only operands of products are copied ahead,
-        by as many steps as the target chooses.
-      delay_release: sequential steps that the memory of a block is kept after its step. Default 0;
-        less than max_concurrent_steps.
-      unsafe_no_auto_barriers: place no barrier between statements whose threads meet in memory.
-        Default False.
+      max_concurrent_steps: steps along grid dimensions that run in order which are active at the same time: one computes,
+        blocks of inputs of the others are on their way to shared memory, by cp.async where rows allow it, else through
+        registers. Blocks that no step moves are copied once. Default 1: blocks are read in place; only operands of products
+        are copied ahead, by as many steps as the target chooses.
+      delay_release: steps for which the memory of a step's blocks is kept behind it, so that as many less are on their way;
+        with 1 or more, a product by groups of warps is left under way when the next step begins. Default 0; less than
+        max_concurrent_steps.
+      unsafe_no_auto_barriers: place no barrier between statements of the body whose threads meet in memory; those between
+        copies of blocks and their readers stay. Default False.
       profile_space: events that each block records: how long it ran, then its steps along
         sequential dimensions, as many as fit. Default 0: none. Recording lets the threads of a
         block wait for each other at both ends of a step.
       profile_dir: folder for the recorded events, a Chrome trace (chrome://tracing, Perfetto) per
         launch. Default "".
-      lowering_semantics: "Lane", the default: code for threads, and for warps where these multiply
-        matrices. "Warpgroup" is refused: there is no code for groups of warps yet.
+      lowering_semantics: "Lane", the default: code for threads, and for warps or groups of four warps where these multiply
+        matrices. "Warpgroup": groups compute all products of matrices; ScheduleError where the device has no instruction for
+        that, a block no whole groups, or a product another shape or type.
       num_warps: warps of 32 threads in a block, a power of two up to 32. None, the default: 4.
 
     Examples:
@@ -50,8 +53,6 @@ class CompilerParams(ThreadParams):
       8
     """
 
-    max_concurrent_steps: int = 1
-    delay_release: int = 0
     profile_space: int = 0
     profile_dir: str = ""
     lowering_semantics: str = "Lane"
@@ -60,16 +61,6 @@ class CompilerParams(ThreadParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check(
-            "max_concurrent_steps", is_count(self.max_concurrent_steps), "an integer of at least 1"
-        )
-        below = is_count(self.delay_release, 0) and self.delay_release < self.max_concurrent_steps
-        most = self.max_concurrent_steps
-        self._check(
-            "delay_release",
-            below,
-            f"an integer of at least 0 and less than max_concurrent_steps, here {most}",
-        )
         self._check("profile_space", is_count(self.profile_space, 0), "an integer of at least 0")
         named = isinstance(self.profile_dir, str) and (
             bool(self.profile_dir) or not self.profile_space

@@ -11,6 +11,7 @@ from pbkern.core.machine import MOST_BLOCK_THREADS
 from pbkern.core.passes import Pass
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
+from pbkern.lower.grid.parallelism import grid_dimensions
 from pbkern.lower.kernel_nests import KernelNests
 
 from .device import DeviceKind
@@ -64,7 +65,7 @@ class ThreadBackend:
                 f"{MOST_BLOCK_THREADS}",
                 hint=f"num_warps={MOST_BLOCK_THREADS // warp}",
             )
-        return ThreadOptions(
+        build = ThreadOptions(
             semantics=p.dimension_semantics,
             contract=fast,
             approx_math=p.approx_math and fast,
@@ -72,7 +73,19 @@ class ThreadBackend:
             threads=threads,
             shared_bytes=self.kind.shared_bytes,
             barriers=not p.unsafe_no_auto_barriers,
+            stages=p.max_concurrent_steps,
+            delay=p.delay_release,
         )
+        if p.max_concurrent_steps == 1 or all(x.parallel for x in grid_dimensions(kernel, build)):
+            return build
+        if kernel.dynamic_grid:
+            raise ScheduleError(
+                f"kernel `{kernel.name}` asks for max_concurrent_steps={p.max_concurrent_steps}",
+                at=kernel.defined_at or None,
+                why="an operand gives the size of its grid, so that steps ahead may not exist",
+                hint="leave max_concurrent_steps at its default",
+            )
+        return dataclasses.replace(build, one_case=True, block_copy_bytes=build.copy_bytes)
 
     def with_matrices(self, build: ThreadOptions, kernel: Kernel, **has: Any) -> ThreadOptions:
         """The options with what the device has of matrix instructions, which large products use with twice as many threads."""
@@ -80,7 +93,7 @@ class ThreadBackend:
         largest = multiplied_matrices(kernel.body.jaxpr, build)
         if of_kernel(kernel, self.params).num_warps is None and largest >= LARGE_PRODUCT:
             build = dataclasses.replace(build, threads=2 * build.threads)
-        return dataclasses.replace(build, one_case=largest > 0)
+        return dataclasses.replace(build, one_case=build.one_case or largest > 0)
 
     def refused(self, params: ThreadParams) -> Mapping[str, str]:
         """Fields that ask for what is not done -> why."""

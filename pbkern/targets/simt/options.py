@@ -39,10 +39,12 @@ class ThreadOptions(BuildOptions):
       threads: of a block; a multiple of the device's warp.
       shared_bytes: most shared memory of a block. Scratch beyond lies in global memory.
       approx_math: cheaper versions of functions.
-      barriers: whether barriers are placed between statements that meet.
+      barriers: whether barriers are placed between statements that meet; else those of copies to shared memory alone.
       tensor_cores: whether warps multiply matrices by one instruction (schedule/instructions.py).
       mfma, wmma: whether warps of CDNA, or of RDNA 3, do (schedule/matrix_cores.py).
       warpgroups: whether groups of four warps multiply tiles of shared memory by one instruction.
+      stages: steps of the loop over blocks that are active at a time: one computes, blocks of the others are on their way.
+      delay: steps for which a stage is kept behind its own.
       profile_space, profile_dir: events that each block records, and the folder of the traces.
     """
 
@@ -57,6 +59,8 @@ class ThreadOptions(BuildOptions):
     warpgroups: bool = False
     mfma: bool = False
     wmma: bool = False
+    stages: int = 1
+    delay: int = 0
     profile_space: int = 0
     profile_dir: str = ""
 

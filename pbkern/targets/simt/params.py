@@ -21,6 +21,8 @@ class ThreadParams(CheckedParams):
     dimension_semantics: tuple[DimensionSemantics, ...] | None = None
     unsafe_no_auto_barriers: bool = False
     num_warps: int | None = None
+    max_concurrent_steps: int = 1
+    delay_release: int = 0
 
     def __post_init__(self) -> None:
         self._check_flags("approx_math", "unsafe_no_auto_barriers")
@@ -29,6 +31,13 @@ class ThreadParams(CheckedParams):
             is_count(warps) and warps <= MOST_WARPS and warps & (warps - 1) == 0
         )
         self._check("num_warps", good, "1, 2, 4, 8, 16, 32 or None")
+        most, delay = self.max_concurrent_steps, self.delay_release
+        self._check("max_concurrent_steps", is_count(most), "an integer of at least 1")
+        self._check(
+            "delay_release",
+            is_count(delay, 0) and delay < most,
+            f"an integer of at least 0 and less than max_concurrent_steps, here {most}",
+        )
         self._check_semantics()
 
 

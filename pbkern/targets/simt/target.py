@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pbkern.core import fallback
@@ -19,7 +19,7 @@ from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.in_range import in_range_p
 from pbkern.dsl.text import repro
-from pbkern.lower.kernel_nests import kernel_nests
+from pbkern.lower.kernel_nests import KernelNests, kernel_nests
 from pbkern.lower.nest.ir import Nest, every
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.lower.passes.shared import SHARED_PASSES
@@ -36,6 +36,7 @@ from .launch.driver import Driver
 from .options import ThreadOptions
 from .params import ThreadParams
 from .program import DeviceProgram, KernelCode
+from .step_report import step_report
 
 if TYPE_CHECKING:
     from pbkern.fuse.cost.model import CostModel
@@ -104,15 +105,23 @@ class ThreadTarget(abc.ABC):
         return [("num_warps", [2, 8])]
 
     def product_instructions(self, kernel: Kernel, options) -> tuple[str, ...]:
-        backend, names = self.backend_of(options.device), set()
+        names = set()
+        for nests in self._nests(kernel, options):
+            stmts = [stmt for case in nests.cases for stmt in every(case.statements)]
+            by = [stmt.by for stmt in stmts if isinstance(stmt, Nest)]
+            names |= {tiling.instruction.name for tiling in by if isinstance(tiling, Tiling)}
+        return tuple(sorted(names))
+
+    def block_copies(self, kernel: Kernel, options) -> tuple[str, ...]:
+        return tuple(line for nests in self._nests(kernel, options) for line in step_report(nests))
+
+    def _nests(self, kernel: Kernel, options) -> Iterator[KernelNests]:
+        """Nests of stages behind all passes, of those in which these decide about instructions or copies."""
+        backend = self.backend_of(options.device)
         for stage in in_stages(kernel_program(kernel)).kernels():
             build = backend.build_options(stage, options)
-            if build.one_case:
-                nests = kernel_nests(stage, build).after((*SHARED_PASSES, *backend.passes))
-                stmts = [stmt for case in nests.cases for stmt in every(case.statements)]
-                by = [stmt.by for stmt in stmts if isinstance(stmt, Nest)]
-                names |= {tiling.instruction.name for tiling in by if isinstance(tiling, Tiling)}
-        return tuple(sorted(names))
+            if build.one_case or build.stages > 1:
+                yield kernel_nests(stage, build).after((*SHARED_PASSES, *backend.passes))
 
     def identity(self) -> str:
         return f"{self.name} {self.backend.kind.architecture} {kept_code.environment()}"

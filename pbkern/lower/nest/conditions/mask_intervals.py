@@ -90,7 +90,7 @@ def live_span(nest: Nest, dim: str) -> MaskSpan:
     spans = {
         mask_span(node.args[0], truth, dim, nest.dims)
         for node in nest.nodes()
-        if _is_masked(node)
+        if is_masked(node)
         for truth in (True, False)
         if not _varies(node.args[1 if truth else 2], dim)
     }
@@ -103,7 +103,7 @@ def _varies(expr: Expr, dim: str) -> bool:
     return dim in expr.symbols or any(isinstance(node, Accumulator) for node in nodes([expr]))
 
 
-def _is_masked(expr: Expr) -> bool:
+def is_masked(expr: Expr) -> bool:
     return (
         isinstance(expr, Op)
         and expr.info.primitive == "select_n"
@@ -128,7 +128,7 @@ def outside(
         return memo[id(x)]
 
     def value(x: Expr) -> Expr | None:
-        if _is_masked(x):
+        if is_masked(x):
             for truth in (True, False):
                 inner = mask_span(x.args[0], truth, dim, nest.dims)
                 if inner.lows >= span.lows and inner.highs >= span.highs:

@@ -60,7 +60,7 @@ def recomputed(maker: Nest, reader: Nest, pool: Pool) -> Nest | None:
     """
     if maker.rdims or maker.ordered or maker.moves():
         return None
-    if not all(_stores_all(maker, store) and _fills(maker, store) for store in maker.stores):
+    if not all(_stores_all(maker, store) and fills(maker, store) for store in maker.stores):
         return None
     stores = {store.buf: store for store in maker.stores}
     loads = [load for load in reader.loads() if load.buf.root in stores]
@@ -90,7 +90,7 @@ def _stores_all(maker: Nest, store: Store) -> bool:
     )
 
 
-def _fills(maker: Nest, store: Store) -> bool:
+def fills(maker: Nest, store: Store) -> bool:
     """Whether a store reaches every element of its buffer: each axis by a dimension of its own."""
     places = [position for position in store.index if not position.is_const]
     symbols = [symbol for position in places for symbol, _ in position.terms]

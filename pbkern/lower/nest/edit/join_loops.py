@@ -28,24 +28,32 @@ def joined_loops(around: Mapping[str, int], loop: For, context: Any) -> For:
     """
     assert isinstance(loop.trips, int)
     trips = {**around, loop.counter: loop.trips}
-    counter, sizes = context.names("%o"), list(trips.values())
-    turns: Affine = Affine.symbol(counter)
-    body: list[Stmt] = []
-    places: dict[str, Affine] = {}
-    outer: Affine = Affine()
-    for at, (name, size) in enumerate(trips.items()):
-        inside = math.prod(sizes[at + 1 :])
-        number = turns
-        if inside > 1:
-            quotient = context.names("%q")
-            body.append(Let(quotient, _quotient(turns, inside, 2 * math.prod(sizes), context)))
-            number = Affine.symbol(quotient)
-        places[name] = number - outer * size
-        outer = number
+    counter = context.names("%o")
+    lets, places = counters(counter, trips, context)
+    body: list[Stmt] = [*lets]
     for stmt in loop.body:
         assert isinstance(stmt, Nest), "the loop copies and computes"
         body.append(renamed(stmt, places, stmt.dims, context.pool))
-    return For(counter, math.prod(sizes), tuple(body))
+    return For(counter, math.prod(trips.values()), tuple(body))
+
+
+def counters(
+    whole: str, trips: Mapping[str, int], context: Any
+) -> tuple[list[Let], dict[str, Affine]]:
+    """(quotients, counters of loops inside one another) at a turn of the one loop in their place; `trips`: by counter."""
+    sizes, turns = list(trips.values()), Affine.symbol(whole)
+    lets: list[Let] = []
+    places: dict[str, Affine] = {}
+    outer: Affine = Affine()
+    for at, (name, size) in enumerate(trips.items()):
+        inside, number = math.prod(sizes[at + 1 :]), turns
+        if inside > 1:
+            quotient = context.names("%q")
+            lets.append(Let(quotient, _quotient(turns, inside, 2 * math.prod(sizes), context)))
+            number = Affine.symbol(quotient)
+        places[name] = number - outer * size
+        outer = number
+    return lets, places
 
 
 def _quotient(place: Affine, divisor: int, most: int, context: Any) -> Expr:

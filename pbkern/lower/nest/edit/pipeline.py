@@ -29,6 +29,7 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.nest.tiles.chunking import Chunking
 
+from .grow import guarded
 from .relocate import relocated
 from .rename import renamed
 
@@ -62,6 +63,9 @@ def pipelined(
                                                      c[0] = c[0] + acc0  (after)
                                                  wait 0
 
+    `under_way`: steps for which a stage is kept behind its own. Copies of as many steps less are under way; where that leaves
+    none, each step waits for its own.
+
     `copies`: statements of the loop's body, of one store each. Threads make those that are not async: they load into
     registers before a product, and store that behind it; behind the last step they do neither.
 
@@ -78,7 +82,8 @@ def pipelined(
 
     A loop of no more steps than stages makes all copies before it, and waits once.
 
-    Lets of the body that copies depend on are computed for their steps as well; they load nothing.
+    Lets of the body that copies depend on are computed for their steps as well, what they load behind the last one being
+    anything.
 
     Legal where the rest of the body reads what the copies store in the same step, nothing else touches their buffers,
     nothing in the loop stores to what they read, and what they read for steps behind the last one is masked.
@@ -99,14 +104,19 @@ def pipelined(
         return simplified(copy, pool, context.bounds | steps)
 
     lets = [stmt for stmt in loop.body if isinstance(stmt, Let)]
+    used: list[Let] = []
     read = frozenset().union(*(symbols_of(copy) for copy in copies))
-    used = [let for let in lets if let.name in read]
+    for let in reversed(lets):
+        if let.name in read:
+            used.insert(0, let)
+            read |= let.value.symbols
 
     def step_of(step: Affine) -> tuple[list[Let], Callable[[Nest], Nest]]:
         """(Lets of another step, what takes copies to that step, to buffers with stages)."""
         places, heads = {loop.counter: step}, []
         for let in used:
-            heads.append(Let(context.names("%q"), pool.renamer(dict(places))(let.value)))
+            value = guarded(pool.renamer(dict(places))(let.value), pool)
+            heads.append(Let(context.names("%q"), value))
             places[let.name] = Affine.symbol(heads[-1].name)
 
         def at(nest: Nest) -> Nest:
@@ -119,6 +129,13 @@ def pipelined(
     late = [copy for copy in copies if is_async(copy)]
     threads = [copy for copy in copies if copy not in late]
     distance = stages - 1 - under_way
+    readers = [stmt for stmt in loop.body if stmt not in copies]
+    rest = relocated(readers, rings.get, pool, lambda _, index: (now, *index))
+    if not (distance or is_short):
+        heads, at_now = step_of(now)
+        step: list[Stmt] = [*heads, *map(at_now, threads)]
+        step += [AsyncCopy(tuple(map(at_now, late))), Wait(0)] if late else []
+        return [replace(loop, body=(*step, *rest))]
     first, ahead = context.names("%s"), now + distance
     heads, at_first = step_of(Affine.symbol(first))
     before: list[Stmt] = [*heads, *(at_first(within(copy) if steps else copy) for copy in threads)]
@@ -131,8 +148,6 @@ def pipelined(
         wait = [Wait(distance - 1)]
         begin.append(AsyncCopy(tuple(map(at_ahead, late))))
     halves = [_in_two(at_ahead(within(copy)), moving, context) for copy in threads]
-    readers = [stmt for stmt in loop.body if stmt not in copies]
-    rest = relocated(readers, rings.get, pool, lambda _, index: (now, *index))
     ends: list[Stmt] = [Wait(0, products=True)] if products and (under_way or is_short) else []
     if products:
         heads_here = [stmt for stmt in rest if isinstance(stmt, Let)]
@@ -142,7 +157,7 @@ def pipelined(
         waits = [Wait(0)] if late else []
         return [For(first, stages, tuple(before)), *waits, replace(loop, body=tuple(rest)), *ends]
     behind: list[Stmt] = [Wait(under_way, products=True)] if products else rest
-    step = [*rest, *begin] if products else begin
+    step = [*rest, *begin] if products else [*begin]
     step += _around(behind, halves, ahead, loop, context)
     return [
         For(first, distance, tuple(before)),

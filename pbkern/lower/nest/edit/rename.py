@@ -1,12 +1,12 @@
-"""Dimensions of a nest -> affine places in other dimensions."""
+"""Dimensions of a nest, symbols of statements -> affine places in others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import Nest, Pool
+from pbkern.lower.nest.ir import Let, Nest, Pool, Stmt, with_bodies
 
 
 def renamed(nest: Nest, places: Mapping[str, Affine], dims: Mapping[str, int], pool: Pool) -> Nest:
@@ -25,3 +25,17 @@ def renamed(nest: Nest, places: Mapping[str, Affine], dims: Mapping[str, int], p
         reductions=tuple(reduction.mapped(expression) for reduction in nest.reductions),
         stores=tuple(store.moved(places, expression) for store in nest.stores),
     )
+
+
+def moved(stmts: Sequence[Stmt], places: Mapping[str, Affine], pool: Pool) -> list[Stmt]:
+    """The statements where symbols that they do not define have places: `%i` is `%first + %i`, or 0."""
+
+    def one(stmt: Stmt) -> Stmt:
+        match stmt:
+            case Nest():
+                return renamed(stmt, places, stmt.dims, pool)
+            case Let(name=name, value=value):
+                return Let(name, pool.rename(value, dict(places)))
+        return with_bodies(stmt, lambda block: [one(inner) for inner in block])
+
+    return [one(stmt) for stmt in stmts]

@@ -35,6 +35,17 @@ class Tiling:
         counts = [(size // unit, size % unit) for size, unit in zip(shape, units)]
         return all(not rest and count > 0 and not count & (count - 1) for count, rest in counts)
 
+    def holds_like(self, other: object) -> bool:
+        """Whether threads hold the same elements of arrays by another tiling: its instruction may take other types."""
+        if not isinstance(other, Tiling):
+            return False
+        mine, theirs = self.instruction, other.instruction
+        return self == other or (
+            (self.warps, mine.shape, mine.warps, mine.row_bytes)
+            == (other.warps, theirs.shape, theirs.warps, theirs.row_bytes)
+            and mine.layouts == theirs.layouts
+        )
+
     def repeats(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Instructions of a warp along each dimension of a tile."""
         units = map(operator.mul, self.instruction.shape, (*self.warps, 1))

@@ -14,7 +14,7 @@ from pbkern.targets.host.processor import CPUINFO, cpu_flags, cpuinfo, may_use_t
 
 from . import calibration
 from .calibration import Calibration
-from .cores import FURTHER, V4, row_of
+from .cores import ARM_SETS, FURTHER, V4, row_of
 from .machine import CpuMachine, machine_of
 
 CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
@@ -38,6 +38,9 @@ FLAGS = {
     "amx-tile": "amx_tile",
     "amx-bf16": "amx_bf16",
     "amx-int8": "amx_int8",
+    "lse": "atomics",
+    "fullfp16": "asimdhp",
+    "dotprod": "asimddp",
 }
 # The widest vectors of each instruction set extension, widest first.
 VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("asimd", 128))
@@ -74,7 +77,7 @@ def _machine(calibrated: Calibration | None) -> CpuMachine:
         flags = {flag for flag in flags if not flag.startswith("amx")}
     name, row = row_of(*processor_numbers(info), bits, present(flags))
     caches = cache_figures()
-    model = re.search(r"model name\s*: (.*)", info)
+    model = re.search(r"^(?:model name|CPU part)\s*: (.*)", info, re.MULTILINE)
     sources = {
         **dict.fromkeys(caches, str(CACHES)),
         "cores": cores_from,
@@ -112,8 +115,8 @@ def processor_numbers(cpuinfo: str) -> tuple[str, int, int | None]:
 
 
 def present(flags: Collection[str]) -> set[str]:
-    """LLVM's names of the instruction sets beyond x86-64-v2 that flags of /proc/cpuinfo name."""
-    return {name for name in (*V4, *FURTHER) if FLAGS.get(name, name) in flags}
+    """LLVM's names of the instruction sets beyond x86-64-v2, and beyond NEON, that flags of /proc/cpuinfo name."""
+    return {name for name in (*V4, *FURTHER, *ARM_SETS) if FLAGS.get(name, name) in flags}
 
 
 def usable_cores() -> tuple[int, str]:

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import importlib
 import itertools
+import platform
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from pbkern.core.options import nearest
 from pbkern.targets import mlir
 from pbkern.targets.host.processor import cpu_flags, cpuinfo, may_use_tiles
 
-from .cores import AARCH64, ANY_V3, FURTHER, LEVELS, V3, X86, Processor
+from .cores import AARCH64, ANY_V3, ARM_SETS, FURTHER, LEVELS, V3, X86, Processor
 from .detect import FLAGS, detected_machine, present, usable_cores
 from .machine import CpuMachine, instruction_sets, machine_of
 
@@ -67,7 +68,8 @@ class CpuDevice:
     @property
     def is_here(self) -> bool:
         """Whether this computer's system and kind of processor can load the library."""
-        return self.is_x86 and self.system == "linux"
+        here = f"{platform.machine()}-unknown-{platform.system().lower()}"
+        return self.triple.startswith(here)
 
 
 # Those without multiply-adds, for which LLVM calls `fmaf` for each lane.
@@ -203,6 +205,9 @@ def _present() -> set[str]:
 def _native(system: str) -> CpuDevice:
     """The processor at hand; a library asks for all that it uses of it."""
     has = _present()
+    if platform.machine() == "aarch64":
+        needs = tuple(need for need in ARM_SETS if need in has)
+        return _aarch64_device(NATIVE, system, _host_name("generic"), needs, detected_machine())
     level = next(
         (name for name in ("x86-64-v4", "x86-64-v3") if has.issuperset(LEVELS[name])), None
     )
@@ -259,10 +264,14 @@ def _x86(name: str, system: str, cores: int | None = None) -> CpuDevice:
 def _aarch64(name: str, system: str) -> CpuDevice:
     row = AARCH64[name]
     system = system or ("macos" if name.startswith("apple") else "linux")
-    machine = machine_of(name, row, ("asimd",), source=_source(row), stores_past_caches=False)
-    return CpuDevice(
-        name, system, _triple("aarch64", system), row.level, name, row.further, machine
-    )
+    machine = machine_of(name, row, ("asimd",), source=_source(row))
+    return _aarch64_device(name, system, name, row.further, machine)
+
+
+def _aarch64_device(
+    name: str, system: str, tune: str, needs: tuple[str, ...], machine: CpuMachine
+) -> CpuDevice:
+    return CpuDevice(name, system, _triple("aarch64", system), "generic", tune, needs, machine)
 
 
 def _source(row: Processor) -> str:

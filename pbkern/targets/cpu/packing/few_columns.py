@@ -82,7 +82,7 @@ def few_columns(
         copies.append(Nest(sizes, stores=(Store(buf, index, transposed),), at=nest.at))
         transposed = context.pool.load(streamed.dtype, buf, index, False)
     product = replace_operand(nest, streamed, transposed)
-    many_registers = vectors.registers >= 32
+    many_registers = vectors.registers > 16
     most_rows = limits.side_by_side_rows if many_registers else limits.side_by_side_rows_of_16
     jammed = -(-columns // -(-columns // limits.side_by_side_columns))
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], most_rows)}

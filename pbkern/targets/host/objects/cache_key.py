@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import platform
 import re
 from collections.abc import Callable
 
@@ -71,7 +72,7 @@ def sources(package: pathlib.Path = PACKAGE, rooms: tuple[str, ...] = ROOMS) -> 
 
 
 def processor() -> tuple:
-    """Facts that tell LLVM which instructions there are: the model, and the flags that the system admits."""
+    """Facts that tell LLVM which instructions there are: the models of the cores, and the flags that the system admits."""
     text = cpuinfo()
-    model = tuple(re.findall(r"^(vendor_id|cpu family|model)\s*: (.*)$", text, re.MULTILINE)[:3])
-    return model, tuple(sorted(cpu_flags(text)))
+    models = re.findall(r"^(vendor_id|cpu family|model|CPU \w+)\s*: (.*)$", text, re.MULTILINE)
+    return platform.machine(), tuple(dict.fromkeys(models)), tuple(sorted(cpu_flags(text)))

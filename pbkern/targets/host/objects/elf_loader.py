@@ -1,10 +1,10 @@
-"""Relocatable ELF object -> executable memory of this process. x86-64, static relocations only.
+"""Relocatable ELF object -> executable memory of this process. Static relocations only (relocations.py).
 
 LLVM's objects, whether just made or read from disk, are loaded here: the sections of one object are
-in one mapping, code and constants first, then what is written to. Symbols that the object lacks
-come from a table (the runtime's entry points) and from the C library. Whatever this loader does not
-know is an InternalError, never a guess. Unwind tables are left out: no exception passes through
-compiled code.
+in one mapping, code and constants first, then what is written to. On AArch64 stubs follow the code:
+jumps to functions that are too far away for a call. Symbols that the object lacks come from a table
+(the runtime's entry points) and from the C library. Whatever this loader does not know is an
+InternalError, never a guess. Unwind tables are left out: no exception passes through compiled code.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+import platform
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pbkern.core.errors import InternalError
+
+from .relocations import ADDRESS_IN_STUB, JUMP, KINDS, STUB_BYTES, Relocation
 
 PAGE = mmap.PAGESIZE
 # Bit of a section's flags: it is in memory. Source of all numbers here: elf.h, System V ABI.
@@ -36,6 +39,8 @@ SHT_SYMTAB = 2
 SHT_INIT_ARRAY = 14
 # Kind of a section: unwind tables (System V ABI, AMD64 supplement).
 SHT_X86_64_UNWIND = 0x70000001
+# Kind of an object file: relocatable.
+ET_REL = 1
 # Section number of a symbol that the object lacks.
 SHN_UNDEF = 0
 # Section number of a symbol whose value is no address in a section.
@@ -44,15 +49,6 @@ SHN_ABS = 0xFFF1
 SHN_LORESERVE = 0xFF00
 # Binding of a symbol that may be missing.
 STB_WEAK = 2
-# R_X86_64_{64, PC32, PLT32, 32, 32S, PC64} -> (whether relative to the place, format).
-RELOCATIONS = {
-    1: (False, "<Q"),
-    2: (True, "<i"),
-    4: (True, "<i"),
-    10: (False, "<I"),
-    11: (False, "<i"),
-    24: (True, "<q"),
-}
 LIBRARIES = (None, "libm.so.6", "libgcc_s.so.1")  # None: what this process has loaded
 
 
@@ -102,8 +98,19 @@ class Image:
         return {**(self.other.functions() if self.other else {}), **self.defined}
 
     def _load(self, content: bytes, symbols: Mapping[str, int]) -> None:
-        sections = _sections(content)
-        places, code_bytes, total = _places(sections)
+        kinds, sections = _kinds(content), _sections(content)
+        entries = [
+            (part.info, *entry)
+            for part in sections
+            if part.kind == SHT_RELA and _is_needed(sections[part.info])
+            for entry in struct.iter_unpack("<QIIq", _slice(content, part))
+        ]
+        stubs = dict.fromkeys(
+            (symbol, addend)
+            for _, _, kind, symbol, addend in entries
+            if kind in kinds and kinds[kind].stub
+        )
+        places, stubs_at, code_bytes, total = _places(sections, len(stubs) * STUB_BYTES)
         self.memory = mmap.mmap(-1, max(total, PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         for n, at in places.items():
@@ -114,35 +121,57 @@ class Image:
         names, values = _symbols(
             content, sections, table, {n: base + at for n, at in places.items()}, symbols
         )
-        for part in sections:
-            if part.kind == SHT_RELA and part.info in places:
-                self._relocate(_slice(content, part), places[part.info], base, names, values)
+        addresses = _Addresses(names, [value for value, _ in values])
+        for number, (symbol, addend) in enumerate(stubs):
+            at = stubs_at + number * STUB_BYTES
+            struct.pack_into("<IIQ", self.memory, at, *JUMP, addresses.of(symbol) + addend)
+            addresses.stubs[symbol, addend] = base + at
+        for section, offset, kind, symbol, addend in entries:
+            if kind not in kinds:
+                why = f"of symbol `{names[symbol]}`"
+                raise InternalError(f"an object file has a relocation of kind {kind}", why=why)
+            at = places[section] + offset
+            word = slice(at, at + kinds[kind].size)
+            try:
+                value = addresses.value(kinds[kind], symbol, addend, base + at)
+            except ValueError as e:
+                raise InternalError(
+                    f"`{names[symbol]}` is too far away for its relocation", why=f"kind {kind}, {e}"
+                ) from None
+            before = int.from_bytes(self.memory[word], "little")
+            after = kinds[kind].written(before, value)
+            self.memory[word] = after.to_bytes(kinds[kind].size, "little")
         self.defined = {
             name: value for name, (value, here) in zip(names, values) if here and value is not None
         }
         _protect(base, code_bytes)
 
-    def _relocate(self, entries: bytes, at: int, base: int, names: list[str], values: list) -> None:
-        for offset, info, addend in struct.iter_unpack("<QQq", entries):
-            kind, symbol = info & 0xFFFFFFFF, info >> 32
-            if kind not in RELOCATIONS:
-                raise InternalError(
-                    f"an object file has a relocation of kind {kind}",
-                    why=f"of symbol `{names[symbol]}`",
-                )
-            value, _ = values[symbol]
-            if value is None:
-                raise InternalError(f"compiled code calls `{names[symbol]}`, which nothing defines")
-            relative, form = RELOCATIONS[kind]
-            value += addend - (base + at + offset if relative else 0)
-            value = value % (1 << 64) if form == "<Q" else value
-            try:
-                struct.pack_into(form, self.memory, at + offset, value)
-            except struct.error:
-                why = f"kind {kind}, value {value:#x}"
-                raise InternalError(
-                    f"`{names[symbol]}` is too far away for its relocation", why=why
-                ) from None
+
+@dataclass(frozen=True)
+class _Addresses:
+    """Addresses of an object's symbols, and of their stubs."""
+
+    names: list[str]
+    symbols: list[int | None]
+    stubs: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def of(self, symbol: int) -> int:
+        address = self.symbols[symbol]
+        if address is None:
+            name = self.names[symbol]
+            raise InternalError(f"compiled code calls `{name}`, which nothing defines")
+        return address
+
+    def value(self, kind: Relocation, symbol: int, addend: int, place: int) -> int:
+        """Returns what a relocation writes. Raises ValueError where that does not fit, through a stub either."""
+        if kind.stub == "address":
+            return kind.value(self.stubs[symbol, addend] + ADDRESS_IN_STUB, place)
+        try:
+            return kind.value(self.of(symbol) + addend, place)
+        except ValueError:
+            if kind.stub != "jump":
+                raise
+            return kind.value(self.stubs[symbol, addend], place)
 
 
 def undefined_symbols(content: bytes) -> set[str]:
@@ -153,9 +182,15 @@ def undefined_symbols(content: bytes) -> set[str]:
     return {name for name, (value, here) in zip(names, values) if name and not here}
 
 
+def _kinds(content: bytes) -> Mapping[int, Relocation]:
+    """Relocations of the object's processor."""
+    kind, machine = struct.unpack_from("<HH", content.ljust(20), 16)
+    if content[:6] != b"\x7fELF\x02\x01" or kind != ET_REL or machine not in KINDS:
+        raise InternalError("code is not an ELF object file", why=repr(content[:20]))
+    return KINDS[machine]
+
+
 def _sections(content: bytes) -> list[_Section]:
-    if content[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<HH", content, 16) != (1, 62):
-        raise InternalError("code is not an x86-64 object file", why=repr(content[:20]))
     (table,) = struct.unpack_from("<Q", content, 40)
     size, count, names_at = struct.unpack_from("<HHH", content, 58)
     raw = [struct.unpack_from("<IIQQQQIIQQ", content, table + n * size) for n in range(count)]
@@ -168,15 +203,15 @@ def _sections(content: bytes) -> list[_Section]:
     ]
 
 
-def _places(sections: list[_Section]) -> tuple[dict[int, int], int, int]:
-    """(offset of each section that is needed at run time, bytes of those that are not written to, bytes of all)."""
-    needed = [
-        n
-        for n, section in enumerate(sections)
-        if section.flags & SHF_ALLOC
-        and section.kind != SHT_X86_64_UNWIND
-        and section.name != ".eh_frame"
-    ]
+def _is_needed(section: _Section) -> bool:
+    """Whether a section is in memory at run time."""
+    is_unwind = section.kind == SHT_X86_64_UNWIND or section.name == ".eh_frame"
+    return bool(section.flags & SHF_ALLOC) and not is_unwind
+
+
+def _places(sections: list[_Section], stub_bytes: int) -> tuple[dict[int, int], int, int, int]:
+    """Offsets of sections that are needed at run time, and of stubs; bytes of what is not written to, and of all."""
+    needed = [n for n, section in enumerate(sections) if _is_needed(section)]
     for number in needed:
         if (
             sections[number].flags & SHF_TLS
@@ -187,16 +222,21 @@ def _places(sections: list[_Section]) -> tuple[dict[int, int], int, int]:
                 f"an object file has a section `{sections[number].name}`, which the loader does not know"
             )
     places: dict[int, int] = {}
-    end = code_bytes = 0
+    end = stubs_at = code_bytes = 0
     for writable in (False, True):
         for number in needed:
             part = sections[number]
             if bool(part.flags & SHF_WRITE) == writable:
-                at = -(-end // part.align) * part.align
-                places[number], end = at, at + part.size
-        end = -(-end // PAGE) * PAGE
-        code_bytes = code_bytes or end
-    return places, code_bytes, end
+                places[number] = _rounded(end, part.align)
+                end = places[number] + part.size
+        if not writable:
+            stubs_at = _rounded(end, STUB_BYTES)
+            end = code_bytes = _rounded(stubs_at + stub_bytes, PAGE)
+    return places, stubs_at, code_bytes, end
+
+
+def _rounded(size: int, to: int) -> int:
+    return -(-size // to) * to
 
 
 def _symbols(
@@ -243,7 +283,7 @@ def _of_library(name: str) -> int | None:
 
 
 def _protect(address: int, size: int) -> None:
-    """Memory may be written to or run, not both."""
+    """Memory may be written to or run, not both. What a core has read as instructions before is read again."""
     if not size:
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -253,6 +293,9 @@ def _protect(address: int, size: int) -> None:
         # The system refuses: another process may be allowed to, so that this is no failure of the
         # code.
         raise OSError(ctypes.get_errno(), "memory cannot be made executable: mprotect")
+    if platform.machine() == "aarch64":  # whose caches of instructions do not follow stores
+        clear_cache = ctypes.CDLL("libgcc_s.so.1").__clear_cache
+        clear_cache(ctypes.c_void_p(address), ctypes.c_void_p(address + size))
 
 
 def _slice(content: bytes, section: _Section) -> bytes:

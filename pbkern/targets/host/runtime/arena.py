@@ -7,7 +7,9 @@ Programs keep arenas from call to call, in a list; each of several calls at the 
 
 from __future__ import annotations
 
-# Bytes of a huge page, x86-64 Linux.
+import mmap
+
+# Bytes of a huge page of Linux where small ones have 4 KB.
 HUGE_PAGE_BYTES = 2 << 20
 # Results and arenas of this size and more are advised to use huge pages: first touch of 4 KB pages
 # costs ten times more.
@@ -28,8 +30,8 @@ def extent(arena_bytes: int) -> tuple[int, int]:
 HUGE = r"""
 func.func @pbk_huge(%p: !llvm.ptr, %bytes: i64) {
   %limit = arith.constant HUGE_BYTES : i64
-  %page = arith.constant 4096 : i64
-  %mask = arith.constant -4096 : i64
+  %page = arith.constant PAGE_BYTES : i64
+  %mask = arith.constant -PAGE_BYTES : i64
   %big = arith.cmpi sge, %bytes, %limit : i64
   scf.if %big {
     %advice = arith.constant MADV_HUGEPAGE : i32
@@ -43,6 +45,7 @@ func.func @pbk_huge(%p: !llvm.ptr, %bytes: i64) {
   return
 }
 """.replace("MADV_HUGEPAGE", str(MADV_HUGEPAGE)).replace("HUGE_BYTES", str(HUGE_BYTES))
+HUGE = HUGE.replace("PAGE_BYTES", str(mmap.PAGESIZE))
 
 # @pbk_acquire(places, bytes, align, where to store the address) -> number of the place; @pbk_release(places, address, number).
 LIST = r"""

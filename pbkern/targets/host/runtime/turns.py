@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import string
 
+from pbkern.targets.host.processor import Architecture
+
 # Nanoseconds of one wait for a turn's end. Source: not recorded.
 WAIT_NANOSECONDS = 20_000_000
 # Waits after which a caller goes ahead: 1.3 s if no turn ends, or 64 turns. Source: not recorded.
@@ -23,14 +25,12 @@ MOST_WAITS = 64
 # Times that a caller looks before it waits in the kernel: about 5 us of pauses.
 LOOKS = 100
 TURN_SLOTS = 64  # a power of two
-# The number of the system call futex, x86-64 Linux (arch/x86/entry/syscalls/syscall_64.tbl).
-SYS_FUTEX = 202
 # FUTEX_WAIT | FUTEX_PRIVATE_FLAG (linux/futex.h).
 FUTEX_WAIT_PRIVATE = 128
 # FUTEX_WAKE | FUTEX_PRIVATE_FLAG (linux/futex.h).
 FUTEX_WAKE_PRIVATE = 129
 
-TURNS = string.Template("""
+_TURNS = string.Template("""
 llvm.mlir.global external @pbk_turns() {alignment = 64 : i64} : !llvm.array<$WORDS x i32> {
   %0 = llvm.mlir.zero : !llvm.array<$WORDS x i32>
   llvm.return %0 : !llvm.array<$WORDS x i32>
@@ -77,7 +77,7 @@ func.func private @pbk_take_turn(%at_once: i64) -> i64 {
         %expected = arith.extui %wakes : i32 to i64
         %r = func.call @syscall(%futex, %slot, %wait, %expected, %time) : (i64, !llvm.ptr, i64, i64, !llvm.ptr) -> i64
       } else {
-        llvm.inline_asm has_side_effects "pause", "" : () -> ()
+        llvm.inline_asm has_side_effects "$SPIN_HINT", "" : () -> ()
       }
     }
     scf.condition(%waiting) %k : i64
@@ -116,13 +116,19 @@ func.func private @pbk_end_turn(%at_once: i64) {
   }
   return
 }
-""").substitute(
-    LOOKS=LOOKS,
-    MOST=LOOKS + MOST_WAITS,
-    WAIT_NANOSECONDS=WAIT_NANOSECONDS,
-    SYS_FUTEX=SYS_FUTEX,
-    LAST_SLOT=TURN_SLOTS - 1,
-    WORDS=TURN_SLOTS + 2,
-    FUTEX_WAIT=FUTEX_WAIT_PRIVATE,
-    FUTEX_WAKE=FUTEX_WAKE_PRIVATE,
-)
+""")
+
+
+def turns_text(host: Architecture) -> str:
+    """@pbk_take_turn and @pbk_end_turn for this kind of processor."""
+    return _TURNS.substitute(
+        SPIN_HINT=host.spin_hint,
+        SYS_FUTEX=host.futex,
+        LOOKS=LOOKS,
+        MOST=LOOKS + MOST_WAITS,
+        WAIT_NANOSECONDS=WAIT_NANOSECONDS,
+        LAST_SLOT=TURN_SLOTS - 1,
+        WORDS=TURN_SLOTS + 2,
+        FUTEX_WAIT=FUTEX_WAIT_PRIVATE,
+        FUTEX_WAKE=FUTEX_WAKE_PRIVATE,
+    )

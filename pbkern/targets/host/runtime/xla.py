@@ -2,7 +2,7 @@
 
 LLVM dialect text.
 
-Offsets are those of XLA FFI API 0.3 on x86-64 (xla/ffi/api/c_api.h, shipped with jaxlib);
+Offsets are those of XLA FFI API 0.3 where pointers have 64 bits (xla/ffi/api/c_api.h, shipped with jaxlib);
 `check_api_version` compares at first use. Threads come from XLA's own pool: the calling thread
 works too, so nothing waits for a busy pool. The last participant to leave a loop frees its frame.
 """
@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 
 from pbkern.core.errors import TargetError
+from pbkern.targets.host.processor import architecture
 from pbkern.targets.host.program_text import INTERNAL
 
 from . import arena, parallel, turns
@@ -190,7 +191,7 @@ NEW_LOOP
         scf.if %long {
           %yielded = func.call @sched_yield() : () -> i32
         } else {
-          llvm.inline_asm has_side_effects "pause", "" : () -> ()
+          llvm.inline_asm has_side_effects "SPIN_HINT", "" : () -> ()
         }
       }
       scf.condition(%waiting) %k : i64
@@ -216,8 +217,6 @@ for _name, _text in {
     "NEW_LOOP": parallel.new_loop("func.call @malloc(%bytes) : (i64) -> !llvm.ptr", counted=True),
 }.items():
     _PARALLEL = _PARALLEL.replace(_name, _text)
-
-RUNTIME = _ALLOCATOR + parallel.DRAIN + turns.TURNS + _PARALLEL + arena.HUGE + arena.LIST
 
 STATE = """
 llvm.mlir.global external @pbk_state_type(0 : i64) {alignment = 8 : i64} : i64
@@ -363,8 +362,11 @@ func.func @pbk_metadata(%frame: !llvm.ptr) -> i1 {INTERNAL} {{
 
 
 def runtime_module_text() -> str:
-    """The part that is compiled once per process."""
-    return RUNTIME + STATE + NO_MEMORY + REPORTS
+    """The part that is compiled once per process. Raises TargetError on computers that programs are not compiled for."""
+    host = architecture()
+    loops = _PARALLEL.replace("SPIN_HINT", host.spin_hint)
+    waits = parallel.DRAIN + turns.turns_text(host) + loops
+    return _ALLOCATOR + waits + arena.HUGE + arena.LIST + STATE + NO_MEMORY + REPORTS
 
 
 def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ...]) -> str:

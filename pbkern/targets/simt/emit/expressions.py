@@ -140,6 +140,9 @@ class Expressions:
                 buf, index, guard = expr.buf, expr.index, expr.guard
                 if walk.beside > 1 and walk.along in expr.symbols:
                     return b.from_storage(self._load_beside(walk, block, expr), buf.dtype)
+                if buf.circular or buf.layout is not None:
+                    inside = self._inside(walk, block, buf, index) if guard else index
+                    return self._load(block, buf, self.element(block, buf, inside))
                 flat = self._clamped(walk, block, buf, index) if guard else flat_index(buf, index)
                 return self._load(block, buf, flat)
             case Gather():
@@ -212,6 +215,19 @@ class Expressions:
             place if rest == Affine() else self._sum(block, place, self.text.affine(block, rest)[1])
         )
 
+    def _inside(
+        self, walk: SimtWalk, block: Block, buf: Buf, index: Sequence[Affine]
+    ) -> tuple[Affine, ...]:
+        """An index of a tile of which each place but the stage is kept in its axis, as symbols."""
+        inside = list(index)
+        for axis, (position, size) in enumerate(zip(index, buf.shape)):
+            if not (buf.circular and axis == 0) and not self.is_safe(walk, position, size):
+                symbol = f"{position} in {size}"
+                at = self.text.affine(block, position)[1]
+                block.values[symbol] = self._kept(block, at, size)
+                inside[axis] = Affine.symbol(symbol)
+        return tuple(inside)
+
     def _kept(self, block: Block, index: str, extent: int) -> str:
         at_least = self.text.put(block, "arith.maxsi", (index, self.text.index(0)), "index")
         return self.text.put(
@@ -250,16 +266,18 @@ class Expressions:
         """The number of an element in its buffer's memory: in a tile's stage, and where a swizzle puts it."""
         if not buf.circular and buf.layout is None:
             return self.text.affine(block, flat_index(buf, index))[1]
-        put, number = partial(self.text.put, block), self.text.index
+        put = partial(self.text.put, block)
         stage, inner = self.in_stage(buf, index)
         at = self.text.affine(block, inner)[1]
         if isinstance(buf.layout, Swizzle):
             at = self.swizzled(put, buf.layout, at)
-        if not buf.circular:
-            return at
-        stages = buf.shape[0]
+        return self._sum(block, at, self._first(block, buf, stage)) if buf.circular else at
+
+    def _first(self, block: Block, buf: Buf, stage: Affine) -> str:
+        """The number of the first element of a stage."""
+        put, number, stages = partial(self.text.put, block), self.text.index, buf.shape[0]
         turn = put("arith.remui", (self.text.affine(block, stage)[1], number(stages)), "index")
-        return self._sum(block, at, self._scaled(block, turn, buf.size // stages))
+        return self._scaled(block, turn, buf.size // stages)
 
     def swizzled(self, put: Emit, layout: Swizzle, at: str) -> str:
         """The place at which a layout puts an element of a tile, as a number of elements."""
@@ -340,7 +358,11 @@ class Expressions:
         if key not in block.memo:
             name, number, kind = self._whole(buf, walk.beside, flat - lane)
             place: str | Affine = number
-            if load.guard:
+            if buf.circular or buf.layout is not None:
+                inside = self._inside(walk, block, buf, first) if load.guard else first
+                operands = self.element(block, buf, inside), self.text.index(walk.beside)
+                place = self.text.put(block, "arith.divui", operands, "index")
+            elif load.guard:
                 place = self._clamped(walk, block, buf, first)
                 count = self.text.index(walk.beside)
                 operands = self.address(block, place), count
@@ -377,7 +399,11 @@ class Expressions:
         if buf.size == 0:
             return self.builder(block).c(0, compute_el(buf.dtype))
         args, place = iter(expr.args), None
-        for position, extent, stride in zip(index, buf.shape, buf.strides):
+        for axis, (position, extent, stride) in enumerate(zip(index, buf.shape, buf.strides)):
+            if buf.circular and axis == 0:
+                assert position is not None, "a stage is known"
+                place = self._first(block, buf, position)
+                continue
             if position is None:
                 arg = next(args)
                 part = self.to_index(block, self.value(walk, block, arg), arg.dtype.kind in "ub")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pbkern.core.affine import Affine
-from pbkern.lower.kernel_nests import BodyCase, KernelNests
+from pbkern.lower.kernel_nests import BodyCase, KernelNests, grid_symbol
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.text import Block, Text
@@ -36,6 +36,7 @@ from pbkern.lower.nest.ir import (
     every,
     nodes,
 )
+from pbkern.lower.nest.tiles.axes import row_major
 from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.lower.programs import ProgramText
@@ -43,7 +44,7 @@ from pbkern.targets.simt.device import SHARED_SPACE, Nvidia
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule import memory
 from pbkern.targets.simt.schedule.barriers import Barriers, Pending
-from pbkern.targets.simt.schedule.registers import keep
+from pbkern.targets.simt.schedule.registers import keep, live
 
 from . import reductions, sorts
 from .nests import THREAD, SimtNestEmitter
@@ -88,8 +89,10 @@ class ThreadFunction:
       reads_unwritten: whether scratch may be read where nothing has been stored, which is not used
         then: windows of rows that fusion has made, before all rows are there, and buffers of
         pipelines, behind ragged blocks.
-      tile_words: registers of 32 bits of each thread for arrays that instructions spread over threads.
-        sum_words: those of them to which products under way add, and more where steps compute places of windows.
+      tile_words: registers of 32 bits of each thread for arrays that instructions spread over threads, as many as are alive
+        between two statements.
+        sum_words: those of them to which products under way add, and more where steps compute places of windows; or
+        those of the largest array, if they are more.
       profile: what it records, if it does. reports: what it prints and checks, if it does.
     """
 
@@ -183,6 +186,7 @@ class _Lowering(ProgramText):
         )
         self.waits: set[int] = set()
         self.record = ""  # the parameter that times are stored to
+        self.recorder: Recorder | None = None  # of steps that are a loop of the statements
         self.reports = Reports.of(
             [stmt for stmt in self._every() if isinstance(stmt, Trace)], list(nests.copies)
         )
@@ -251,7 +255,7 @@ class _Lowering(ProgramText):
             self.writer.begin(top)
         block = Block(top)
         self._delinearise(block)
-        inner = [axis for axis in range(len(self.kernel.grid)) if axis not in self.nests.parallel]
+        inner = list(self.nests.in_order)
         self._plan(inner)
         profile = self._recorded(block, inner)
         return ThreadFunction(
@@ -268,7 +272,7 @@ class _Lowering(ProgramText):
                 k for k, operand in enumerate(self.nests.operands) if operand.buf.storage is None
             ),
             self._reads_unwritten(),
-            self._tile_words(),
+            self._live_words(),
             self._sum_words(),
             profile,
             self.reports,
@@ -280,19 +284,35 @@ class _Lowering(ProgramText):
         if not space:
             self.in_order(block, inner, self.program)
             return None
-        profile = Profile(space, folder, tuple((dim, self.kernel.grid[dim]) for dim in inner))
+        dims = [dim.axis for dim in self.nests.grid if not dim.parallel]
+        steps = {grid_symbol(dim): self.kernel.grid[dim] for dim in dims}
+        profile = Profile(space, folder, tuple((dim, self.kernel.grid[dim]) for dim in dims))
         device = self.options.device
         assert isinstance(device, Nvidia), device
         kind = f"memref<{profile.words * self._blocks()}xi64>"
         wait = self._barrier if self.options.barriers else lambda _: None
         recorder = Recorder(self.text, device, profile, RECORD, kind, THREAD, "%p", wait)
         recorder.begin(block)
-        self.in_order(
-            block, inner, lambda b: recorder.around(b, self.program) if inner else self.program(b)
-        )
+        if inner:
+            self.in_order(
+                block, inner, lambda b: recorder.around(b, row_major(steps), self.program)
+            )
+        else:
+            self.recorder = recorder if dims else None
+            self.program(block)
         recorder.end(block)
         self.record = f"{RECORD}: {kind}"
         return profile
+
+    def _recorded_steps(self, block: Block, loop: For, recorder: Recorder) -> None:
+        """A loop over programs, of which each is recorded."""
+
+        def fill(inner: Block, _: object) -> list:
+            number = Affine.symbol(loop.counter)
+            recorder.around(inner, number, lambda body: self.statements(body, loop.body))
+            return []
+
+        self.text.loop(block, loop.counter, 0, self.trips(block, loop), 1, fill)
 
     def _views(self, top: Block) -> None:
         """Names of arrays and scratch: views of bytes."""
@@ -341,22 +361,31 @@ class _Lowering(ProgramText):
         for n in range(slots.size):
             top.add("memref.store", (zero.name, slots.name, self.text.index(n)), kind)
 
-    def _tile_words(self, of_groups: bool = False) -> int:
-        held = [
-            slots
+    def _words_of_tiles(self) -> dict[Buf, int]:
+        """Registers of 32 bits of each thread for each array that an instruction spreads over threads."""
+        return {
+            buf: slots.size * slots.dtype.itemsize // 4
             for buf, slots in self.placement.slots.items()
             if isinstance(buf.layout, Tiling)
-            and (buf.layout.instruction.row_bytes > 0 or not of_groups)
-        ]
-        return sum(slots.size * slots.dtype.itemsize for slots in held) // 4
+        }
+
+    def _live_words(self) -> int:
+        """Most words of such arrays that are alive between two statements."""
+        words = self._words_of_tiles()
+        return max((live(case.statements, words)[0] for case in self.nests.cases), default=0)
 
     def _sum_words(self) -> int:
-        words = self._tile_words(of_groups=True)
+        held = self._words_of_tiles()
+        words = sum(
+            count
+            for buf, count in held.items()
+            if isinstance(buf.layout, Tiling) and buf.layout.instruction.row_bytes
+        )
         of_windows = any(
             isinstance(stmt, For) and {Let, AsyncProduct} <= {type(inner) for inner in stmt.body}
             for stmt in self._every()
         )
-        return words + WINDOW_WORDS if of_windows else words
+        return max([words + WINDOW_WORDS if of_windows else words, *held.values()])
 
     def _alignment(self) -> int:
         """Bytes of which the address of the block's shared memory is a multiple."""
@@ -454,10 +483,10 @@ class _Lowering(ProgramText):
 
     def _plan(self, inner: list[int]) -> None:
         """Before which statements all threads wait."""
-        if not self.options.barriers:
-            return
         plan = Barriers(
-            self.placement.place, lambda nest: isinstance(nest, Nest) and self._slots(nest) > 0
+            self.placement.place,
+            lambda nest: isinstance(nest, Nest) and self._slots(nest) > 0,
+            only_copies=not self.options.barriers,
         )
         prologue = list(self.nests.prologue.statements)
         for case in self.nests.cases:
@@ -510,6 +539,8 @@ class _Lowering(ProgramText):
                 block.add("nvvm.cp.async.wait.group", syntax=f" {groups}")
             case If():
                 self.branch(block, stmt)
+            case For(counter=counter) if self.recorder and counter == self.nests.step_counter:
+                self._recorded_steps(block, stmt, self.recorder)
             case For():
                 self.counted_loop(block, stmt)
             case While():

@@ -119,7 +119,7 @@ class SimtNestEmitter(Expressions):
         self, walk: SimtWalk, block: Block, mapping: ThreadMapping, number: str, live: str | None
     ) -> None:
         inner = Block(block)
-        self._split(inner, list(mapping.free), number)
+        self.split(inner, list(mapping.free), number)
         for tile in mapping.tiles:
             self._keep_inside(inner, tile)
         self._point(walk, inner, mapping, live)
@@ -133,7 +133,7 @@ class SimtNestEmitter(Expressions):
                 block, "arith.minui", (at, self.text.index(tile.size - 1)), "index"
             )
 
-    def _split(self, block: Block, dims: list[tuple[str, int]], number: str) -> None:
+    def split(self, block: Block, dims: list[tuple[str, int]], number: str) -> None:
         """Values of dimensions, slowest first, at the point of this number."""
         longer = [axis for axis, n in dims if n > 1]
         for dim, extent in reversed(dims):
@@ -337,7 +337,7 @@ class SimtNestEmitter(Expressions):
         def step(body: Block, carried: list[Ssa]) -> list[Ssa]:
             inner = Block(body)
             _, number = text.affine(body, Affine.symbol("%lane") + Affine.symbol("%term", team))
-            self._split(inner, list(mapping.reduced), number)
+            self.split(inner, list(mapping.reduced), number)
             out = self._term(walk, inner, carried, live)
             body.take(inner)
             return out

@@ -74,18 +74,14 @@ class Recorder:
         self.barrier(block)
         self._first(block, lambda inner: self._times(inner, 1))
 
-    def around(self, block: Block, program: Callable[[Block], None]) -> None:
-        """A program of the block, and the times at which it starts and ends."""
-        self._step(block, is_end=False)
+    def around(self, block: Block, number: Affine, program: Callable[[Block], None]) -> None:
+        """A program of the block, and the times at which it starts and ends; `number`: of its step."""
+        self._step(block, number, is_end=False)
         program(block)
-        self._step(block, is_end=True)
+        self._step(block, number, is_end=True)
 
-    def _step(self, block: Block, is_end: bool) -> None:
-        """A step's number counts along all sequential dimensions."""
+    def _step(self, block: Block, number: Affine, is_end: bool) -> None:
         self.barrier(block)
-        number: Affine[str] = Affine()
-        for dim, size in self.profile.steps:
-            number = number * size + Affine.symbol(f"%g{dim}")
 
         def fill(inner: Block) -> None:
             cycles = self.device.cycles(partial(self.text.put, inner))

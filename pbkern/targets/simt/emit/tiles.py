@@ -7,6 +7,7 @@ swizzle(x + c) = swizzle(x) ^ swizzle(c): the first is computed once, before all
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +40,8 @@ GLOBAL_POINTER = "!llvm.ptr<1>"
 REGISTER_BYTES = 4
 # Most matrices of one ldmatrix. Source: PTX ISA 8.7, section 9.7.14.5.15.
 MOST_MATRICES = 4
+# Most copies of a thread that are written out one after the other, where they are no tile's. Source: not recorded.
+MOST_WRITTEN_COPIES = 8
 # Sums of a row that a lane stores together: neighbours in the fragments of accumulators.
 SUMS_BESIDE = 2
 # Unit of addresses and strides in a descriptor of a tile, in bytes.
@@ -177,16 +180,58 @@ class TileEmitter:
     def copies(self, block: Block, nests: Sequence[Nest]) -> None:
         """Begins one group of copies."""
         for nest in nests:
-            self._copies(block, nest, Chunking(copied_at_once(nest), self.threads))
+            by, axes = Chunking(copied_at_once(nest), self.threads), tile_axes(nest)
+            is_tile = {dim for axis in axes for dim in axis} == nest.dims.keys()
+            emit = self._copies if is_tile and by.fits(tile_shape(axes)) else self._copies_in_turn
+            emit(block, nest, by)
         block.add("nvvm.cp.async.commit.group")
 
     def _copies(self, block: Block, nest: Nest, by: Chunking) -> None:
         walk = SimtWalk(nest, block, frozenset())
+        (store,) = nest.stores
 
         def copy(inner: Block, first: int) -> None:
-            self._copy(walk, inner, self._chunk_place(nest, by, first), by.count)
+            dims = self._chunk_place(nest, by, first)
+            stage, place = self.nests.in_stage(store.buf, self._at(store, dims).index)
+            to = self._shared(inner, store.buf, stage, place - place.const, place.const)
+            self._copy(walk, inner, dims, by.count, to)
 
         self._each_chunk(block, nest, by, copy)
+
+    def _copies_in_turn(self, block: Block, nest: Nest, by: Chunking) -> None:
+        """Chunk `thread + threads * step` of a block of any sizes in each step."""
+        text, (store,) = self.text, nest.stores
+        sizes = dict(nest.dims)
+        along = list(sizes)[-1]
+        sizes[along] //= by.count
+        chunks, dims = math.prod(sizes.values()), {along: Affine.symbol(along, by.count)}
+
+        def copy(inner: Block, number: str) -> None:
+            walk = SimtWalk(nest, inner, frozenset())
+            self.nests.split(inner, list(sizes.items()), number)
+            at = self.nests.element(inner, store.buf, self._at(store, dims).index)
+            size, start = store.buf.dtype.itemsize, self.nests.placement.offsets[store.buf]
+            far = text.put(inner, "arith.muli", (at, text.index(size)), "index")
+            far = text.put(inner, "arith.addi", (far, text.index(start)), "index")
+            to = self._moved(inner, self._arena(), far, SHARED_POINTER, "i32")
+            self._copy(walk, inner, dims, by.count, to)
+
+        def step(outer: Block, _: Any) -> list:
+            inner = Block(outer)
+            inner.values["%thread"] = THREAD
+            place = Affine.symbol("%step", self.threads) + Affine.symbol("%thread")
+            number = text.affine(inner, place)[1]
+            facts = (number, text.index(chunks)), "index", " ult, %s, %s"
+            some = [text.put(inner, "arith.cmpi", *facts)] if chunks % self.threads else []
+            text.when_all(inner, some, lambda body: copy(body, number))
+            outer.take(inner)
+            return []
+
+        steps = -(-chunks // self.threads)
+        if steps > MOST_WRITTEN_COPIES:
+            text.loop(block, "%step", 0, steps, 1, step)
+        else:
+            text.unrolled(block, "%step", 0, steps, 1, step, [])
 
     def _each_chunk(
         self, block: Block, nest: Nest, by: Chunking, emit_chunk: Callable[[Block, int], None]
@@ -215,14 +260,14 @@ class TileEmitter:
         dims = [dim for axis in tile_axes(nest) for dim in axis]
         return dict(zip(dims, self._places(_unfolded(nest, layout), register=register)))
 
-    def _copy(self, walk: SimtWalk, block: Block, dims: dict[str, Affine], count: int) -> None:
-        """A thread's chunk, or zeros where a test fails."""
+    def _copy(
+        self, walk: SimtWalk, block: Block, dims: dict[str, Affine], count: int, to: str
+    ) -> None:
+        """A thread's chunk, which goes to a pointer, or zeros where a test fails."""
         (store,), put = walk.nest.stores, functools.partial(self.text.put, block)
         source = copied(replace(walk.nest, stores=(self._at(store, dims),)))
         assert source is not None, "verified"
         (load, tests), nbytes = source, count * store.buf.dtype.itemsize
-        stage, place = self.nests.in_stage(store.buf, self._at(store, dims).index)
-        to = self._shared(block, store.buf, stage, place - place.const, place.const)
         far = self.text.affine(block, flat_index(load.buf, load.index))[1]
         at = put("arith.muli", (far, self.text.index(load.dtype.itemsize)), "index")
         start = self._moved(block, self._array(load.buf), at, GLOBAL_POINTER, "i64")
@@ -430,7 +475,11 @@ class TileEmitter:
         panel = row_bytes // size  # elements of a row
         rows = buf.shape[-2]
         start = first * panel if along else _in_panels(first, panel, rows * panel)
-        start = (start + (deep if along else deep * panel)) * size
+        if along:  # steps along the depth go from panel to panel
+            start += deep % panel + deep // panel * (rows * panel)
+        else:
+            start += deep * panel
+        start *= size
         fixed, moving = start.const, start - start.const
         far = GROUP_PATTERN_ROWS * row_bytes  # bytes from a pattern of the swizzle to the next
         facts = SWIZZLE_128 | far // UNIT_BYTES << 32

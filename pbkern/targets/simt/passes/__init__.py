@@ -11,6 +11,7 @@ from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.ir import Nest, Stmt, with_nests
 from pbkern.lower.passes.mask_versioning import VersionMasks
 from pbkern.lower.passes.stage_inlining import InlineStages
+from pbkern.lower.passes.strips.hidden_steps import SkipHiddenSteps
 from pbkern.lower.passes.strips.masked_strips import SkipMaskedStrips
 from pbkern.lower.passes.strips.running_maximum import RunningMaximum
 from pbkern.lower.passes.unswitching import Unswitch
@@ -18,6 +19,7 @@ from pbkern.targets.simt.options import ThreadOptions
 
 from .contract import ContractTiles
 from .costly_values import StoreCostlyValues
+from .pipeline_steps import PipelineSteps
 from .regions import is_tiled
 from .staging import StageInSharedMemory
 from .strips import CutIntoStrips
@@ -27,7 +29,8 @@ Context = NestContext[ThreadOptions]
 
 def _join(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     def joined(nest: Nest) -> list[Stmt]:
-        return [nest if is_tiled(nest) else collapse(nest, context.pool, context.aliases)]
+        is_whole = is_tiled(nest) or any(load.buf.circular for load in nest.loads())
+        return [nest if is_whole else collapse(nest, context.pool, context.aliases)]
 
     return with_nests(stmts, joined)
 
@@ -36,9 +39,20 @@ _reassociates = attrgetter("options.contract")
 
 THREAD_PASSES = (
     Pass(
+        "pipeline steps",
+        PipelineSteps(),
+        "blocks of the next steps are on their way, before other passes ask where operands come from",
+    ),
+    Pass(
         "skip masked strips",
         SkipMaskedStrips(),
         "strips of keys that a mask hides are not computed",
+        when=_reassociates,
+    ),
+    Pass(
+        "skip hidden steps",
+        SkipHiddenSteps(),
+        "chunks of keys that a mask hides are not computed, and their tiles not copied",
         when=_reassociates,
     ),
     Pass(

@@ -33,8 +33,8 @@ from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.edit.pipeline import pipelined
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.edit.stage import staged
-from pbkern.lower.nest.ir import For, Nest, Op, Stmt, bodies, every, with_bodies
-from pbkern.lower.nest.tiles.axes import row_major, tile_shape
+from pbkern.lower.nest.ir import Expr, For, Nest, Op, Stmt, bodies, every, with_bodies
+from pbkern.lower.nest.tiles.axes import Axis, row_major, tile_shape
 from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.tiling import Tiling
@@ -45,11 +45,15 @@ from .products import (
     Context,
     MatrixProduct,
     are_copied,
+    begun,
     by_groups,
     in_chunks,
+    is_tile,
+    left_under_way,
     matrix_product,
     power_of_two,
     ranges_of,
+    reads_tiles,
     stored_type,
     tile_buffer,
     with_operands,
@@ -92,7 +96,8 @@ class ContractTiles:
             return out
 
         limits = self.resident_stages, self.resident_words
-        return contracted(resident_products(stmts, context, *limits))
+        products = contracted(resident_products(stmts, context, *limits))
+        return left_under_way(products) if context.options.delay else products
 
     def tiled(self, product: MatrixProduct, context: Context) -> list[Stmt] | None:
         """The product's statements by the first instruction of which a tile fits the block's warps and memory; else None."""
@@ -160,6 +165,8 @@ class ContractTiles:
         step = row.row_bytes // size or min(self.depth_bytes // size, deep)
         options = context.options
         by = self.tiling(row, (rows, columns, step), options)
+        if all(map(is_tile, product.nest.reductions[0].args)):
+            return self.of_tiles(product, axes, context)
         step_bytes = (rows + columns) * step * size
         # Where two blocks share a multiprocessor, one multiplies while the other one waits.
         has_company = 2 * self.stages * step_bytes <= options.shared_bytes
@@ -218,6 +225,30 @@ class ContractTiles:
             under_way=under_way,
         )
         return [replace(zeros, by=by), *steps, replace(last, by=by)]
+
+    def of_tiles(
+        self, product: MatrixProduct, axes: tuple[Axis, Axis], context: Context
+    ) -> list[Stmt] | None:
+        """The statements of a product whose operands are whole tiles in shared memory, with zeros behind their ends."""
+        (rows, columns), row = tile_shape(axes), product.instruction
+        depth = power_of_two(product.nest.dims[product.depth], row.shape[-1])
+        by = self.tiling(row, (rows, columns, depth), context.options)
+        if by is None or not reads_tiles(product, (rows, columns)):
+            return None
+        sizes = {**axes[0], **axes[1]}
+        nest = grown(product.nest, sizes, context)
+        nest = replace(nest, dims={**nest.dims, product.depth: depth})
+        sums = replace(
+            context.new_buffer((rows, columns), row.accumulator), space="registers", layout=by
+        )
+        zeros, total, last = accumulated_in(nest, sums, context, tuple(map(row_major, axes)))
+
+        def inside(node: Expr) -> Expr | None:
+            return context.pool.load(node.dtype, *node.access) if is_tile(node) else None
+
+        args = tuple(map(context.pool.rewriter(inside), total.reductions[0].args))
+        total = replace(total, reductions=(replace(total.reductions[0], args=args),), by=by)
+        return [replace(zeros, by=by), *begun(total), replace(last, by=by)]
 
     def joined(
         self, around: Mapping[str, int], loop: For, copies: Sequence[Nest], context: Context

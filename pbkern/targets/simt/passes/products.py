@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import numpy as np
 
@@ -16,20 +17,26 @@ from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.edit.inline import recomputed
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.ir import (
+    AsyncProduct,
     Buf,
     Const,
     Expr,
+    For,
     Gather,
     InRange,
     Load,
     Nest,
     Op,
     Stmt,
+    Store,
+    Wait,
     nodes,
+    with_bodies,
 )
 from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.layout import BANK_ROW_BYTES, Panels, Swizzle
+from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.copies import (
     WIDEST_COPY_BYTES,
@@ -208,6 +215,62 @@ def tile_buffer(
     return replace(context.new_buffer(shape, dtype), space="shared", layout=swizzle)
 
 
+def is_tile(arg: Expr) -> TypeGuard[Load]:
+    """Whether an operand is read from a tile in shared memory, as it is."""
+    return isinstance(arg, Load) and arg.buf.space == "shared" and arg.buf.layout is not None
+
+
+def reads_tiles(product: MatrixProduct, sides: tuple[int, int]) -> bool:
+    """Whether the instruction reads both operands, tiles in shared memory, as they lie there; `sides`: rows and columns."""
+    row = product.instruction
+    size = row.operands[0].itemsize
+    for arg, order, side in zip(product.nest.reductions[0].args, product.orders, sides):
+        if not is_tile(arg):
+            return False
+        (*_, high, wide), layout = arg.buf.shape, arg.buf.layout
+        panels = layout.panels if isinstance(layout, Swizzle) else None
+        row_bytes = size * (panels.width if panels else wide)
+        length = high if order[-1] == (product.depth,) else wide
+        if length != side or (row.row_bytes and row_bytes != row.row_bytes):
+            return False
+    return True
+
+
+def begun(product: Nest) -> list[Stmt]:
+    """A product of tiles as statements, which the device makes by itself if several warps compute it together."""
+    assert isinstance(product.by, Tiling)
+    if not product.by.instruction.row_bytes:
+        return [product]
+    return [AsyncProduct((product,)), Wait(0, products=True)]
+
+
+def left_under_way(stmts: Sequence[Stmt]) -> list[Stmt]:
+    """Loops that leave the product of a step under way when the next step begins, whose tiles are kept as long.
+
+        for %o < n:                                 for %o < n:
+          async product: (adds to c)                  async product: (adds to c)
+          wait 0 of products                ->        wait 1 of products
+                                                    wait 0 of products
+
+    Legal where nothing else in the loop touches the sums, and no copy goes to a tile in the step behind its own.
+    """
+    out: list[Stmt] = []
+    for stmt in stmts:
+        if not isinstance(stmt, For):
+            out.append(with_bodies(stmt, left_under_way))
+            continue
+        begins = [x for x in stmt.body if isinstance(x, AsyncProduct)]
+        sums = effects.written(begins)
+        rest = [x for x in stmt.body if x not in begins]
+        ends = Wait(0, products=True)
+        if len(begins) == rest.count(ends) == 1 and not effects.touched(rest) & sums:
+            body = tuple(Wait(1, products=True) if x == ends else x for x in stmt.body)
+            out += [replace(stmt, body=body), ends]
+        else:
+            out.append(with_bodies(stmt, left_under_way))
+    return out
+
+
 def in_chunks(copy: Nest, value: Expr, context: Context) -> Nest:
     """The copy of a value to a tile, which threads share out by chunks where the device does not make it."""
     nest = replace(copy, stores=(replace(copy.stores[0], value=value),))
@@ -227,11 +290,12 @@ def ranges_of(sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
 
 
 def with_operands(
-    stmts: Sequence[Stmt], readers: Mapping[Buf, int], context: Context
+    stmts: Sequence[Stmt], readers: Mapping[Buf, int], context: Context, of_arrays: bool = False
 ) -> list[Stmt]:
     """The statements with what is stored for one product alone computed while its tiles are copied.
 
-    `readers`: how many nests of the program read a buffer.
+    `readers`: how many nests of the program read a buffer. `of_arrays`: only what is made of arrays, for two products as well,
+    which is left to be stored by others.
     """
     statements = list(stmts)
     for at, reader in enumerate(statements):
@@ -241,33 +305,37 @@ def with_operands(
         left: dict[int, list[Nest]] = {}  # position of a maker -> the nest of what it stores beside
         for position in reversed(range(at)):
             maker = statements[position]
-            if isinstance(maker, Nest) and (wanted := _operands(maker, inside, readers, context)):
+            if isinstance(maker, Nest) and (
+                wanted := _operands(maker, inside, readers, context, of_arrays)
+            ):
                 candidate = recomputed(wanted, inside, context.pool)
                 touched = effects.read([wanted]) | effects.written([wanted])
                 if candidate is not None and not touched & written:
                     inside = candidate
                     beside = tuple(x for x in maker.stores if x not in wanted.stores)
                     left[position] = [replace(maker, stores=beside)] if beside else []
+                    left[position] = [maker] if of_arrays else left[position]
             written |= effects.written([maker])
         if left and matrix_product(inside, context):
             statements[at] = inside
             remaining = [one for n, stmt in enumerate(statements) for one in left.get(n, [stmt])]
-            return with_operands(remaining, readers, context)
+            return with_operands(remaining, readers, context, of_arrays)
     return statements
 
 
 def _operands(
-    maker: Nest, reader: Nest, readers: Mapping[Buf, int], context: Context
+    maker: Nest, reader: Nest, readers: Mapping[Buf, int], context: Context, of_arrays: bool
 ) -> Nest | None:
-    """The part of a nest that is for another one alone."""
+    """The part of a nest that is for products alone; none if threads hold what it loads."""
     loaded = {load.buf for load in reader.loads()}
-    stores = tuple(
-        store
-        for store in maker.stores
-        if store.buf in loaded
-        and store.buf.arena
-        and store.buf not in context.persistent
-        and readers.get(store.buf) == 1
-    )
+    counts = (1, 2) if of_arrays else (1,)
+
+    def is_wanted(store: Store) -> bool:
+        buf, loads = store.buf, Nest({}, stores=(store,)).loads()
+        is_own = buf in loaded and buf.arena and not buf.space and buf not in context.persistent
+        is_held = any(x.buf.space == "registers" or (of_arrays and x.buf.arena) for x in loads)
+        return is_own and readers.get(buf, 0) in counts and not is_held
+
+    stores = tuple(filter(is_wanted, maker.stores))
     is_plain = len(stores) == len(maker.stores) or not maker.reductions
     return replace(maker, stores=stores) if stores and is_plain else None

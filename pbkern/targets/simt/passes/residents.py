@@ -15,8 +15,11 @@ Each warp has rows of its own: what lies along a row is exchanged by its lanes a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import effects
@@ -26,14 +29,19 @@ from pbkern.lower.nest.edit.pipeline import pipelined
 from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.edit.stage import staged
+from pbkern.lower.nest.effects import Effects
 from pbkern.lower.nest.ir import (
+    Accumulator,
     AsyncCopy,
     Buf,
+    Expr,
     For,
     Gather,
     Load,
     Nest,
+    Op,
     Stmt,
+    Store,
     Wait,
     bodies,
     every,
@@ -41,17 +49,25 @@ from pbkern.lower.nest.ir import (
     with_bodies,
     with_nests,
 )
+from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.tiling import Tiling
+from pbkern.lower.passes.merge_nests import without_unread
 
+from .orientation import turned
 from .padded_rows import whole_rows
 from .products import (
     Context,
     MatrixProduct,
+    begun,
+    by_groups,
     in_chunks,
+    is_tile,
     matrix_product,
     ranges_of,
+    reads_tiles,
     stored_type,
     tile_buffer,
+    with_operands,
 )
 
 # Reductions along rows that lanes of a warp make together.
@@ -75,10 +91,16 @@ def resident_products(
     stages: steps of copies in shared memory at a time. most_words: registers of a thread for all arrays together.
     """
     plain = with_nests(stmts, lambda nest: [_without_single_dims(nest, context)])
-    plain = whole_rows(plain, context)
+    plain = whole_rows(_of_arrays(plain, context), context)
     residents = _residents(plain, context, most_words)
+    other = turned(plain, context)
+    if other is not None:
+        better = _residents(other, context, most_words)
+        if better and (not residents or len(better.arrays) > len(residents.arrays)):
+            plain, residents = other, better
     if residents is None:
         return list(stmts)
+    plain = _sooner(plain, residents)
     held = {
         buf: replace(
             buf, shape=tuple(_long(buf.shape, buf)), space="registers", layout=residents.by
@@ -86,6 +108,36 @@ def resident_products(
         for buf in residents.arrays
     }
     return _Writer(residents, held, context, stages).whole(plain)
+
+
+def _of_arrays(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
+    """The statements with operands that are made of arrays alone computed while their tiles are copied."""
+    leaves = [stmt for stmt in every(stmts) if not bodies(stmt)]
+    readers = Counter(buf for stmt in leaves for buf in effects.read([stmt]))
+
+    def inlined(block: Sequence[Stmt]) -> list[Stmt]:
+        inside = [with_bodies(stmt, inlined) for stmt in block]
+        return with_operands(inside, readers, context, of_arrays=True)
+
+    return without_unread(inlined(stmts), {buf.root for buf in context.persistent})
+
+
+def _sooner(stmts: Sequence[Stmt], residents: Residents) -> list[Stmt]:
+    """The statements with each product right behind what makes its first operand, which then takes registers no longer."""
+    out: list[Stmt] = []
+    for stmt in stmts:
+        stmt = with_bodies(stmt, lambda block: _sooner(block, residents))
+        product = residents.products.get(id(stmt))
+        first = product.nest.reductions[0].args[0] if product else None
+        at = len(out)
+        if isinstance(first, Load) and first.buf in residents.arrays:
+            mine = Effects.of(stmt)
+            while at and mine.commute(Effects.of(out[at - 1])):
+                at -= 1
+            if not at or first.buf not in effects.written([out[at - 1]]):
+                at = len(out)
+        out.insert(at, stmt)
+    return out
 
 
 def _without_single_dims(nest: Nest, context: Context) -> Nest:
@@ -113,11 +165,11 @@ def _residents(stmts: Sequence[Stmt], context: Context, most_words: int) -> Resi
         for nest in nests
         if (product := matrix_product(nest, context)) is not None and product.is_one_tile
     }
-    instructions = {product.instruction.name: product.instruction for product in products.values()}
-    if len(instructions) != 1:
+    rows = list(dict.fromkeys(product.instruction for product in products.values()))
+    alike = {Tiling(row, (1, 1)).holds_like(Tiling(rows[0], (1, 1))) for row in rows}
+    if alike != {True}:
         return None
-    (instruction,) = instructions.values()
-    by = Tiling(instruction, (context.options.threads // context.options.device.warp, 1))
+    rows = [*_group_rows(products.values(), context), rows[0]]
     elsewhere = effects.touched([stmt for stmt in leaves if not isinstance(stmt, Nest)])
     arrays = {
         store.buf
@@ -126,16 +178,25 @@ def _residents(stmts: Sequence[Stmt], context: Context, most_words: int) -> Resi
         if store.buf.arena and store.buf.storage is None
     }
     arrays -= elsewhere | (context.persistent - context.fresh)
-    while True:
-        bad = {
-            buf
-            for nest in nests
-            for buf in effects.touched([nest]) & arrays
-            if not _stays(nest, buf, products.get(id(nest)), by)
-        }
-        if not bad:
-            break
-        arrays -= bad
+    shapes = [
+        tuple(product.nest.dims[dim] for dim in product.dims) for product in products.values()
+    ]
+    held: dict[Tiling, set[Buf]] = {}
+    for row in rows:
+        warps = context.options.threads // (context.options.device.warp * row.warps)
+        for across in (1 << bit for bit in range(warps.bit_length())):
+            by = Tiling(row, (warps // across, across))
+            held[by] = _held(nests, products, arrays, by)
+    # Warps that have rows of their own exchange nothing else; squares read the fewest operands.
+    by = min(
+        held,
+        key=lambda by: (
+            -len(held[by]),
+            rows.index(by.instruction),
+            sum(height // by.warps[0] + width // by.warps[1] for height, width, _ in shapes),
+        ),
+    )
+    arrays = held[by]
     results = {store.buf for product in products.values() for store in product.nest.stores}
     words = sum(
         by.held(_long(buf.shape, buf)).size("register") * buf.dtype.itemsize / 4 for buf in arrays
@@ -148,6 +209,36 @@ def _residents(stmts: Sequence[Stmt], context: Context, most_words: int) -> Resi
     if not reads_again and len(products) == 1:
         return None  # whose operands are better computed while they are copied
     return Residents(frozenset(arrays), by, products)
+
+
+def _group_rows(products: Iterable[MatrixProduct], context: Context) -> list[ProductInstruction]:
+    """Instructions of several warps by which all products, of whole tiles in shared memory, can be computed."""
+    common: list[ProductInstruction] | None = None
+    for product in products:
+        rows, column = (product.nest.dims[dim] for dim in (product.rows[0], product.column))
+        mine = [
+            candidate.instruction
+            for candidate in by_groups(product, context.options)
+            if reads_tiles(candidate, (rows, column))
+        ]
+        common = [row for row in mine if common is None or row in common]
+    return common or []
+
+
+def _held(
+    nests: Sequence[Nest], products: Mapping[int, MatrixProduct], arrays: set[Buf], by: Tiling
+) -> set[Buf]:
+    """The arrays that can stay in the registers of a tiling, all nests that touch them being spread by it."""
+    while True:
+        bad = {
+            buf
+            for nest in nests
+            for buf in effects.touched([nest]) & arrays
+            if not _stays(nest, buf, products.get(id(nest)), by)
+        }
+        if not bad:
+            return arrays
+        arrays = arrays - bad
 
 
 def _stays(nest: Nest, buf: Buf, product: MatrixProduct | None, by: Tiling) -> bool:
@@ -171,6 +262,7 @@ def _stays(nest: Nest, buf: Buf, product: MatrixProduct | None, by: Tiling) -> b
         or not set(nest.rdims) <= set(dims[1:])
         or not by.fits(shape)
         or any(reduction.op not in ROW_REDUCTIONS for reduction in nest.reductions)
+        or (by.warps[1] > 1 and (nest.rdims or len(dims) == 1))
     ):
         return False
     stores = [store for store in nest.stores if store.buf.root is buf]
@@ -192,6 +284,7 @@ def _is_first_operand(product: MatrixProduct, buf: Buf, by: Tiling) -> bool:
     (rows,), depth = product.rows, product.depth
     return (
         isinstance(arg, Load)
+        and not by.instruction.row_bytes
         and arg.buf is buf
         and _long(arg.index, buf) == [Affine.symbol(rows), Affine.symbol(depth)]
         and by.held_first(product.nest.dims[rows], product.nest.dims[depth]) is not None
@@ -282,15 +375,16 @@ class _Writer:
     def product(self, product: MatrixProduct) -> tuple[list[Nest], list[Stmt]]:
         """(copies of operands to tiles, the nests of the product)."""
         context, by = self.context, self.residents.by
+        if not by.instruction.row_bytes:
+            by = replace(by, instruction=product.instruction)
         nest = self.in_registers(product.nest)
         (rows,) = product.rows
         shape = nest.dims[rows], nest.dims[product.column]
         accumulator = product.instruction.accumulator
-        sums = replace(context.new_buffer(shape, accumulator), space="registers", layout=by)
-        zeros, total, last = accumulated_in(nest, sums, context)
+        before, total, behind = self.sums(nest, accumulator, shape)
         copies = []
         for arg, order in zip(total.reductions[0].args, product.orders):
-            if isinstance(arg, Load) and arg.buf.space == "registers":
+            if is_tile(arg) or (isinstance(arg, Load) and arg.buf.space == "registers"):
                 continue
             dims = {dim: total.dims[dim] for axis in order for dim in axis}
             ranges = self.bounds | ranges_of(dims)
@@ -298,7 +392,44 @@ class _Writer:
             buf = tile_buffer(tuple(dims.values()), stored_type(arg), context)
             copy, total = staged(total, arg, buf, order, context.pool)
             copies.append(in_chunks(copy, value, context))
-        return copies, [replace(part, by=by) for part in (zeros, total, last)]
+        around = [[replace(part, by=by) for part in parts] for parts in (before, behind)]
+        return copies, [*around[0], *begun(replace(total, by=by)), *around[1]]
+
+    def sums(
+        self, nest: Nest, accumulator: np.dtype, shape: tuple[int, int]
+    ) -> tuple[list[Nest], Nest, list[Nest]]:
+        """(what comes before a product, the product, which adds to an array in registers, what comes behind it)."""
+        context, (store, *more) = self.context, nest.stores
+        addend = _addend(store, accumulator)
+        if more or addend is None:
+            sums = replace(
+                context.new_buffer(shape, accumulator),
+                space="registers",
+                layout=self.residents.by,
+            )
+            zeros, total, last = accumulated_in(nest, sums, context)
+            return [zeros], total, [last]
+        here = context.pool.load(store.buf.dtype, store.buf, store.index)
+        value = context.op(
+            "add", accumulator, here, context.pool.accumulator(nest.reductions[0].dtype, 0)
+        )
+        total = replace(nest, stores=(replace(store, value=value),))
+        dims = {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims}
+        first = Nest(dims, stores=(replace(store, value=addend, inner=True),), at=nest.at)
+        return [] if addend is here else [first], total, []
+
+
+def _addend(store: Store, accumulator: np.dtype) -> Expr | None:
+    """The expression to which a product's sums are added, if an array in registers holds the result; else None."""
+    value, buf = store.value, store.buf
+    is_sum = isinstance(value, Op) and value.info.primitive == "add" and store.mask is None
+    if not is_sum or buf.space != "registers" or buf.dtype != accumulator or store.guard:
+        return None
+    for addend, other in (value.args, value.args[::-1]):
+        is_free = not any(isinstance(node, Accumulator) for node in nodes([addend]))
+        if is_free and isinstance(other, Accumulator):
+            return addend
+    return None
 
 
 def _symbols(copy: Nest) -> frozenset[str]:

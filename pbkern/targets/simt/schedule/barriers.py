@@ -110,12 +110,16 @@ class Barriers:
       place: where a buffer's bytes are.
       waits_inside: whether a statement's own code ends with all threads having met, behind all that
         it reads.
+      only_copies: threads wait for copies to shared memory alone, which the kernel's author does not see.
     """
 
     def __init__(
-        self, place: Callable[[Buf], tuple[str, int, int]], waits_inside: Callable[[Stmt], bool]
+        self,
+        place: Callable[[Buf], tuple[str, int, int]],
+        waits_inside: Callable[[Stmt], bool],
+        only_copies: bool = False,
     ):
-        self.place, self.waits_inside = place, waits_inside
+        self.place, self.waits_inside, self.only_copies = place, waits_inside, only_copies
         self.before: set[int] = set()  # ids of statements
 
     def effects(self, stmts: Sequence[Stmt]) -> tuple[set[Bytes], set[Bytes]]:
@@ -129,6 +133,8 @@ class Barriers:
         )
 
     def _bytes(self, bufs: set[Buf], accesses: Sequence[tuple[Buf, Sequence]]) -> set[Bytes]:
+        if self.only_copies:
+            bufs = {buf for buf in bufs if buf.space}
         whole = {Bytes(*self.place(buf)) for buf in bufs if not buf.circular}
         return whole | {
             Bytes(*self.place(buf), buf.shape[0], index[0])

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pbkern.core.errors import KernelError
 from pbkern.lower.kernel_nests import KernelNests
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.nest import effects, scratch
@@ -74,8 +75,9 @@ def place(
     """Places all scratch of a kernel.
 
     Scratch that has `slots` is in registers. `reserved` bytes of shared memory come first, `limit`
-    at most. The largest buffers go to global memory until the others fit, those that have to be shared
-    last of all.
+    at most. The largest buffers go to global memory until the others fit.
+
+    Raises KernelError where those that have to be shared do not.
     """
     touched = {
         buf
@@ -87,14 +89,30 @@ def place(
         touched - slots.keys(),
         key=lambda buffer: (bool(buffer.space), -scratch.padded_bytes(buffer), buffer.name),
     )
-    for count in range(len(every) + 1):
+    free = sum(not buffer.space for buffer in every)
+    for count in range(free + 1):
         far = frozenset(every[:count])
         near = frozenset(every[count:])
         shared, end = _placed(nests, near, far | slots.keys(), reserved)
         if end <= limit:
             offsets, global_end = _placed(nests, far, near | slots.keys(), 0)
             return Placement(shared | offsets, far, end, global_end, slots, private)
-    raise AssertionError("no scratch fits no memory")
+    raise _too_large(nests, every[free:], end, limit)
+
+
+def _too_large(nests: KernelNests, tiles: Sequence[Buf], needed: int, limit: int) -> KernelError:
+    """The error for tiles that shared memory does not hold, with the most steps of blocks that it would hold."""
+    kernel, stages = nests.kernel, getattr(nests.options, "stages", 1)
+    rings = [buf for buf in tiles if buf.circular and buf.shape[0] == stages > 1]
+    step = sum(scratch.padded_bytes(buf) // stages for buf in rings)
+    most = (limit - needed + stages * step) // step if step else 0
+    return KernelError(
+        f"blocks of kernel `{kernel.name}` do not fit shared memory",
+        at=kernel.defined_at or None,
+        why=f"{needed} bytes are needed, a block has {limit}"
+        + (f"; {stages} steps at a time of {step} bytes each" if step else ""),
+        hint=f"max_concurrent_steps={most}, or smaller blocks" if most > 1 else "smaller blocks",
+    )
 
 
 def _placed(

@@ -26,11 +26,13 @@ from pbkern.lower.nest.edit.split import split
 from pbkern.lower.nest.ir import (
     Buf,
     Expr,
+    For,
     Gather,
     Let,
     Load,
     Nest,
     Stmt,
+    While,
     bodies,
     every,
     nodes,
@@ -382,6 +384,28 @@ class _RegisterSearch:
                 replace(mappings[k], in_registers=(*before, (buf, flat))),
             )
             self.fixed.add(k)
+
+
+def live(
+    stmts: Sequence[Stmt], words: Mapping[Buf, int], behind: frozenset[Buf] = frozenset()
+) -> tuple[int, frozenset[Buf]]:
+    """(most words of buffers that are alive between two statements, buffers that are read before they are stored).
+
+    `behind`: those that are read behind the statements.
+    """
+    most, later = 0, behind
+    for stmt in reversed(stmts):
+        most = max(most, sum(words.get(buf, 0) for buf in later))
+        if not bodies(stmt):
+            later = later - effects.written([stmt]) | effects.read([stmt])
+            continue
+        ahead = later
+        for _ in range(2 if isinstance(stmt, For | While) else 1):  # a step follows another one
+            for block in bodies(stmt):
+                inside, first = live(block, words, ahead)
+                most, later = max(most, inside), later | first
+            ahead = later
+    return most, later
 
 
 def slots_of(buf: Buf) -> Buf:

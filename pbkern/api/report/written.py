@@ -96,8 +96,10 @@ def _report(eqn, target_name: str, pallas_is_native: bool) -> HandWrittenKernel:
 
 
 def _grid_lines(kernel: Kernel, target_name: str) -> tuple[str, ...]:
-    options = get_target(target_name).backend.build_options(kernel, CompileOptions())
+    target = get_target(target_name)
+    options = target.backend.build_options(kernel, CompileOptions())
     lines = tuple(map(str, grid_dimensions(kernel, options)))
+    lines += target.block_copies(kernel, CompileOptions())
     return (
         lines
         if kernel.finish is None

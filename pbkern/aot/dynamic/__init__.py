@@ -1,0 +1,1 @@
+"""Libraries of functions whose sizes the caller says: which programs they hold, and whether rows may be computed apart."""

@@ -1,0 +1,135 @@
+"""Derivatives of kernels in the style of Triton, which address rows and columns by arrays that count."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+from jax.experimental.pallas.ops.gpu import layer_norm, rms_norm, softmax
+
+import pbkern
+from pbkern.errors import UnsupportedKernel
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    with pbkern.pallas.installed():
+        yield
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def check(f, exact, *xs, rounding=3e-5):
+    """The gradient of sum(f * weights), against that of the plain function in float64."""
+    weights = numbers(*np.shape(f(*xs)), seed=9)
+    every = tuple(range(len(xs)))
+    got = jax.grad(lambda *xs: (f(*xs) * weights).sum(), every)(*xs)
+    with jax.enable_x64(True):
+        wide = [np.asarray(x, np.float64) for x in xs]
+        want = jax.grad(lambda *xs: (exact(*xs) * weights).sum(), every)(*wide)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=rounding * max(abs(np.asarray(b)).max(), 0.1))
+
+
+def normal(x, scale, shift, eps=1e-5):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + eps) * scale + shift
+
+
+def root_mean_square(x, scale, shift, eps=1e-5):
+    return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + eps) * scale + shift
+
+
+@pytest.mark.parametrize("columns", [1, 96, 128, 300])
+def test_layer_norm_of_jax(columns):
+    f = lambda *xs: layer_norm.layer_norm_forward(*xs, eps=1e-5)[0]
+    check(f, normal, numbers(2, 3, columns), numbers(columns, seed=1), numbers(columns, seed=2))
+
+
+@pytest.mark.parametrize("columns", [1, 96, 300])
+def test_rms_norm_of_jax(columns):
+    f = lambda *xs: rms_norm.rms_norm_forward(*xs, eps=1e-5)[0]
+    xs = numbers(2, 3, columns), numbers(columns, seed=1), numbers(columns, seed=2)
+    check(f, root_mean_square, *xs)
+
+
+def test_softmax_of_jax():
+    check(softmax.softmax, lambda x: jax.nn.softmax(x, axis=-1), numbers(5, 100))
+
+
+ROWS, COLUMNS = 8, 16
+
+
+def tiles(x_ref, y_ref, o_ref, *, shape):
+    """One tile of rows and columns, with masks at both ends."""
+    rows = pl.program_id(0) * ROWS + jnp.arange(ROWS)[:, None]
+    columns = jnp.arange(COLUMNS)[None, :] + pl.program_id(1) * COLUMNS
+    places = tuple(jnp.broadcast_arrays(rows, columns))
+    mask = (places[0] < shape[0]) & (places[1] < shape[1])
+    x = plt.load(x_ref.at[places], mask=mask, other=0.0)
+    y = plt.load(y_ref.at[places], mask=mask, other=0.0)
+    plt.store(o_ref.at[places], jnp.sin(x) * y, mask=mask)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (8, 16), (19, 33), (3, 50)])
+def test_tiles_with_masks(shape):
+    call = pl.pallas_call(
+        functools.partial(tiles, shape=shape),
+        grid=(pl.cdiv(shape[0], ROWS), pl.cdiv(shape[1], COLUMNS)),
+        out_shape=jax.ShapeDtypeStruct(shape, jnp.float32),
+    )
+    check(call, lambda x, y: jnp.sin(x) * y, numbers(*shape), numbers(*shape, seed=1))
+
+
+def one_row(x_ref, o_ref, *, columns):
+    """A row of its own per program, addressed by a number, with columns that count in steps of a loop."""
+    row = pl.program_id(0)
+
+    @pl.loop(0, pl.cdiv(columns, COLUMNS))
+    def _(step):
+        at = step * COLUMNS + jnp.arange(COLUMNS)
+        mask = at < columns
+        x = plt.load(x_ref.at[row, at], mask=mask, other=0.0)
+        plt.store(o_ref.at[row, at], jnp.exp(x) * x, mask=mask)
+
+
+@pytest.mark.parametrize("columns", [1, 16, 37])
+def test_a_row_and_columns_that_count(columns):
+    call = pl.pallas_call(
+        functools.partial(one_row, columns=columns),
+        grid=(3,),
+        out_shape=jax.ShapeDtypeStruct((3, columns), jnp.float32),
+    )
+    check(call, lambda x: jnp.exp(x) * x, numbers(3, columns))
+
+
+def stored_at(places):
+    def kernel(x_ref, i_ref, o_ref):
+        o_ref[...] = jnp.zeros_like(o_ref)
+        plt.store(o_ref.at[places(i_ref)], x_ref[...], mask=x_ref[...] > 0)
+
+    return lambda x, i: pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((8,), jnp.float32))(
+        x, i
+    )
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        lambda i: i[...],
+        lambda i: jnp.arange(8) // 2,
+        lambda i: 7 - jnp.arange(8),
+        lambda i: jnp.arange(8) + i[...],
+        lambda i: jnp.where(i[...] < 0, jnp.arange(8), i[...]),
+    ],
+    ids=["given", "twice", "backwards", "moved one by one", "chosen"],
+)
+def test_places_that_do_not_count_are_refused(places):
+    x, i = jnp.asarray(numbers(8)), jnp.arange(8, dtype=jnp.int32)
+    with pytest.raises(UnsupportedKernel, match="may name an element twice"):
+        jax.grad(lambda x: stored_at(places)(x, i).sum())(x)
