@@ -70,7 +70,7 @@ def connected(names: set[str], follows: dict[str, set[str]]) -> list[set[str]]:
     back = {name: {other for other in names if name in follows[other]} for name in names}
     parts, left = [], set(names)
     while left:
-        start = next(iter(left))
+        start = min(left, key=list(follows).index)
         parts.append(reached(start, follows) & reached(start, back) & left)
         left -= parts[-1]
     return parts

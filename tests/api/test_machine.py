@@ -271,7 +271,7 @@ def test_a_calibration_changes_the_keys_of_plans_and_is_explained(store):
     f.clear_cache()
     report = f.explain(x)
     assert "machine: calibrated: L3 25 and memory 40 GB/s per core" in str(report)
-    assert report.as_dict()["machine"] == report.machine
+    assert report.as_dict()["machine_note"] == report.machine_note
     calibration.keep(dataclasses.replace(CALIBRATED, l3_measured=24.0))
     assert key() == after  # the class is the same
     calibration.forget()
