@@ -1091,6 +1091,17 @@ def symbol_ranges(sizes: Sequence) -> dict[str, tuple[int, int | None]]:
     return ranges
 
 
+# The primitive that makes a number of a size.
+SIZE_AS_VALUE = "dim_as_value"
+
+
+def is_linear(size) -> bool:
+    """Whether a dimension is a sum of numbers and of multiples of symbols."""
+    if not is_symbolic(size):
+        return True
+    return all(term.is_constant or term.to_var() is not None for term, _ in size._sorted_terms)
+
+
 def dimension_at(size, sizes: Mapping[str, int]) -> int:
     """A dimension for these numbers of its symbols."""
     if not is_symbolic(size):

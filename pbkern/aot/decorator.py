@@ -13,6 +13,7 @@ from pbkern import _jax
 from pbkern.api.decorators import JitFunction, merged, name_of, named_once
 from pbkern.api.stablehlo_functions import ImportedFunction
 from pbkern.core.errors import OptionError, UnsupportedOp
+from pbkern.core.jaxprs import equations
 from pbkern.core.option_uses import ARGUMENT_OPTIONS, check_for, check_names_no_arguments
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.kernel import Kernel
@@ -206,9 +207,17 @@ def _obstacle(
 ) -> str:
     """The reason why a function is another one for other sizes, as JAX says it; "" where JAX can trace it for symbols."""
     try:
-        call.trace(fn, static, donated, args, kwargs)
+        traced = call.trace(fn, static, donated, args, kwargs)
     except Exception as e:
         return f"JAX cannot trace it for symbols: {str(e).splitlines()[0]}"
+    for eqn in equations(traced.closed.jaxpr):
+        at = f"at {_jax.user_line(eqn) or 'an unknown line'}"
+        if eqn.primitive.name == _jax.SIZE_AS_VALUE:
+            return f"a value depends on the size, {at}"
+        for var in eqn.outvars:
+            for size in getattr(var.aval, "shape", ()):
+                if not _jax.is_linear(size):
+                    return f"the extent {size} is no multiple of a size, {at}"
     return ""
 
 

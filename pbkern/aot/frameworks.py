@@ -170,6 +170,7 @@ def _library(
     weights: Sequence[np.ndarray],
     held: Sequence[np.ndarray] = (),
     symbols: tuple[Symbol, ...] = (),
+    obstacle: str = "",
 ) -> Library:
     """A library of jaxprs for sizes, whose last operands are `weights` and `held`, constants of the library."""
     from .build import build_library  # with all that lowers, which `import pbkern` does not need
@@ -197,7 +198,7 @@ def _library(
     return build_library(
         wanted(identifier(name), options, output, emit),
         options,
-        FunctionOfSizes(symbols, make, traced_at),
+        FunctionOfSizes(symbols, make, traced_at, obstacle),
         of_module,
     )
 
@@ -346,6 +347,7 @@ def _torch_library(
         _numbered("output", len(example.jaxpr.out_avals)),
         example.values,
         symbols=symbols,
+        obstacle=program.obstacle,
     )
 
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from jax import export, lax
 
 import pbkern
+from pbkern.aot import build
+from pbkern.aot.dynamic.divide import divide
 from pbkern.aot.dynamic.independence import FEWER, MORE, why_rows_depend
 from pbkern.aot.dynamic.sizes import TracedForSizes, divided, linear_dimensions
 from pbkern.aot.interface.sizes import Symbol as SizeSymbol
@@ -206,9 +208,30 @@ def test_dimensions_that_are_no_sums_of_sizes():
         linear_dimensions("x", lambda at: (at["n"] ** 2,), symbols)
 
 
-def test_headers_for_cpp_are_refused(tmp_path):
-    with pytest.raises(OptionError, match="no header for C\\+\\+"):
-        pbkern.polyblocks_aot_jax(layer, output=tmp_path, emit=["cpp"])(rows(6))
+CPP = """
+#include "f.hpp"
+#include <vector>
+int main() {
+  std::vector<float> x(7 * 6, 1.f), y(7 * 5);
+  if (pbkern::f(x, y, 7) != F_OK) return 1;
+  if (y[34] <= 0.f || y[34] >= 1.f) return 2;
+  if (pbkern::f(x, y, 6) != F_UNSUITABLE_SIZE) return 3;
+  return pbkern::f(x, y, 21) == F_UNSUITABLE_SIZE ? 0 : 4;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+def test_spans_of_cpp_have_the_sizes_that_the_caller_says(tmp_path):
+    options = {"aot_name": "f", "openmp": False}
+    compiled = pbkern.polyblocks_aot_jax(
+        layer, compile_options=options, output=tmp_path, emit=["obj", "header", "cpp"]
+    )
+    compiled(rows(6))
+    (tmp_path / "main.cpp").write_text(CPP)
+    command = ["g++", "-std=c++20", "-o", "main", "main.cpp", "f.o"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=100)
+    assert subprocess.run(["./main"], cwd=tmp_path, timeout=100).returncode == 0
 
 
 # --- which rows reach a result
@@ -276,6 +299,110 @@ def test_rows_that_are_apart(name):
 @pytest.mark.parametrize("name", TOGETHER)
 def test_rows_that_are_together(name):
     assert verdict(TOGETHER[name], (24,)) != ""
+
+
+TABLE = programs.numbers(64, 24)
+# Functions that are the same for two sizes, or whose rows are nothing of an argument's.
+SIZED = {
+    "a table cut to the batch": lambda x, p: x + p[: x.shape[0]],
+    "the end of a table": lambda x, p: x + lax.slice_in_dim(p, 64 - x.shape[0], 64),
+    "a part by a value": lambda x, p: x + lax.dynamic_slice_in_dim(p, 0, x.shape[0]),
+    "a running count": lambda x, p: x + jnp.cumsum(jnp.ones(x.shape), 0),
+    "a count": lambda x, p: x / jnp.ones((x.shape[0], 1)).sum(),
+    "a count beside each row": lambda x, p: (
+        x * (x[:, :1] * jnp.ones((x.shape[0], x.shape[0]))).sum(1, keepdims=True)
+    ),
+    "a first row that is another": lambda x, p: (
+        x + jnp.concatenate([jnp.ones((1, 1)), jnp.zeros((x.shape[0] - 1, 1))])
+    ),
+    "padded to the size": lambda x, p: (
+        x + jnp.pad(jnp.zeros((1, 24)), ((0, x.shape[0] - 1), (0, 0)), constant_values=3.0)
+    ),
+    "steps for rows": lambda x, p: (
+        x + lax.scan(lambda c, _: (c + 1, c), 0.0, jnp.ones(x.shape[0]))[1][:, None]
+    ),
+    "windows over rows": lambda x, p: (
+        x + lax.reduce_window(jnp.ones((x.shape[0], 1)), 0.0, lax.add, (2, 1), (1, 1), "SAME")
+    ),
+    "repeated rows, counted": lambda x, p: x + jnp.repeat(p[:1], x.shape[0], 0).cumsum(0),
+    "an eighth of the size": lambda x, p: x + jnp.ones((x.shape[0] // 8, 1)).sum(),
+    "rounds of a loop": lambda x, p: lax.fori_loop(0, x.shape[0] // 6, lambda _, c: c + 1, x),
+    "at least six": lambda x, p: x * jnp.ones((jax.core.max_dim(x.shape[0], 6),)).sum(),
+    "at most three": lambda x, p: x * jnp.ones((jax.core.min_dim(x.shape[0], 3),)).sum(),
+    "another function for eleven": lambda x, p: x - x.mean(0) if x.shape[0] == 11 else x,
+    "a triangle": lambda x, p: jnp.tri(x.shape[0]) @ x,
+}
+UNSIZED = {
+    "ones for each row": lambda x, p: x * jnp.ones(x.shape) + jnp.ones((x.shape[0], 1)),
+    "a repeated row": lambda x, p: x + jnp.tile(p[:1], (x.shape[0], 1)),
+    "a token before the row": lambda x, p: jnp.concatenate(
+        [jnp.broadcast_to(p[:1, None], (x.shape[0], 1, 24)), x[:, None]], 1
+    ),
+    "a matrix for each row": lambda x, p: jnp.einsum(
+        "bi,bij->bj", x, jnp.broadcast_to(p[:24, :3], (x.shape[0], 24, 3))
+    ),
+    "a carry of zeros": lambda x, p: lax.fori_loop(0, 3, lambda _, c: c + x, jnp.zeros_like(x)),
+    "a product of scalars": lambda x, p: x / (p[0] @ p[0]),
+    "vmapped": lambda x, p: jax.vmap(lambda row: p[:5] @ row + jnp.cumsum(row)[:5])(x),
+}
+
+
+def rows_of_division(function):
+    """The symbol whose rows a library would compute in parts, of f32[b, 24] with b <= 11 and a table."""
+    found = []
+
+    def divide_only(asked, options, of_sizes, *rest):
+        found.append(divide(of_sizes, is_donated=False).division.rows)
+        raise Stopped
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "build_library", divide_only)
+        with pytest.raises(Stopped):
+            pbkern.polyblocks_aot_jax(function)(rows(24, most=11), TABLE)
+    return found[0]
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_what_depends_on_the_size_is_not_computed_in_parts(name):
+    assert rows_of_division(SIZED[name]) is None
+
+
+@pytest.mark.parametrize("name", UNSIZED)
+def test_arrays_made_for_each_row_are_parts_of_it(name):
+    assert rows_of_division(UNSIZED[name]) == "b"
+
+
+class Positions(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.table = kind, torch.nn.Parameter(torch.randn(64, 6))
+
+    def forward(self, x):
+        if self.kind == "table":
+            return x + self.table[: x.shape[0]]
+        if self.kind == "count":
+            return x / torch.ones_like(x[:, :1]).sum()
+        if self.kind == "third":
+            return x + torch.ones(x.shape[0] // 3 + 5).sum()
+        return x + torch.ones_like(x).cumsum(0)
+
+
+@pytest.mark.parametrize("kind", ["table", "count", "running count", "third"])
+def test_modules_whose_rows_depend_on_the_size(tmp_path, kind):
+    torch.manual_seed(0)
+    module = Positions(kind).eval()
+    program = torch.export.export(
+        module, (torch.rand(3, 6),), dynamic_shapes={"x": {0: torch.export.Dim("b", max=9)}}
+    )
+    options = {"aot_name": "f", "weights": "embed" if kind == "table" else "arguments"}
+    call = pbkern.polyblocks_aot_torch(program, compile_options=options, output=tmp_path)().load()
+    for count in (2, 3, 7, 9):
+        x = torch.randn(count, 6)
+        np.testing.assert_allclose(call(x.numpy()), module(x).detach(), rtol=1e-5, atol=1e-6)
 
 
 STEPS = {

@@ -113,6 +113,19 @@ def test_live_bytes_of_a_chain_are_those_of_the_value_between():
     assert f"most temporaries are live, {512 * 512 * 4 / 1e6:.2f} MB, at" in str(report)
 
 
+def test_branches_are_said_to_be_counted():
+    def f(x):
+        return jax.lax.cond(x[0, 0] > 0, lambda x: x @ x, lambda x: jnp.tanh(x) @ x.T, x)
+
+    report = pbkern.jit(f).explain(array(512, 512))
+    assert "launch(es), as if every branch were taken;" in str(report)
+
+
+def test_another_report_is_asked_for():
+    with pytest.raises(OptionError, match="beside= takes a report"):
+        pbkern.jit(lambda x: x + 1).explain(array(8)).html(beside="x")
+
+
 def test_no_temporaries_have_no_peak():
     values = pbkern.jit(lambda x: x + 1).explain(array(8)).as_dict()
     assert (values["peak_bytes"], values["peak_at"]) == (0, "")

@@ -9,8 +9,11 @@ from typing import Any
 from pbkern.aot.interface.sizes import Division, Sizes, Symbol, row_extent
 from pbkern.core.affine import Affine
 
-from .independence import FEWER, MORE, Depends, compared, one_row_differs, why_rows_depend
+from .independence import FEWER, MORE, Depends, compared, parts_differ, why_rows_depend
 from .sizes import FunctionOfSizes, divided, linear_dimensions, powers_of_two
+
+# Rows that are computed together and in parts, 4 + 2 + 1, before a library is made.
+MOST_TRIED = 7
 
 Dimensions = tuple[Affine[str], ...]
 
@@ -95,12 +98,12 @@ def _why_not(
     why = why_rows_depend(fewer, at(MORE), extents[:count], extents[count:])
     if why:
         return why
-    for rows in powers_of_two(symbol.high):
-        try:
+    tried = min(symbol.high, MOST_TRIED)
+    try:
+        for rows in {*powers_of_two(symbol.high), tried, symbol.high} - {1}:
             compared(fewer, at(rows))
-        except Depends as e:
-            if rows > 1:
-                return str(e)
-            if one_row_differs(fewer, at(1), extents[:count]):
-                return "one row alone is computed otherwise"
+    except Depends as e:
+        return str(e)
+    if parts_differ(at, tried, extents[:count], extents[count:]):
+        return f"{tried} rows together have other results than in parts"
     return ""

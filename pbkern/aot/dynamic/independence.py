@@ -11,7 +11,8 @@ reach depends on where a row is. A result's row may hold the bit of its own numb
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -36,7 +37,7 @@ PLACE_OF_ROW = 1 << 7
 # Primitives that move, repeat or leave out elements: they do to sets what they do to elements.
 MOVES = frozenset(
     "reshape transpose squeeze expand_dims broadcast_in_dim slice rev concatenate split copy pad "
-    "stop_gradient reduce_precision".split()
+    "stop_gradient reduce_precision tile".split()
 )
 ALONG_AXES = frozenset(
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split()
@@ -49,10 +50,46 @@ ALONG_ONE = {
     "cumlogsumexp": "axis",
     "sort": "dimension",
 }
+# Parameters that are extents, or follow from them.
+EXTENTS: dict[str, tuple[str, ...]] = {
+    "reshape": ("new_sizes", "dimensions"),
+    "broadcast_in_dim": ("shape",),
+    "iota": ("shape",),
+    "slice": ("start_indices", "limit_indices"),
+    "pad": ("padding_config",),
+    "dynamic_slice": ("slice_sizes",),
+    "gather": ("slice_sizes",),
+    "split": ("sizes",),
+    "tile": ("reps",),
+    "random_bits": ("shape",),
+}
+# Those of them that repeat their operand, along dimensions that it need not have.
+MAKING_ROWS = ("broadcast_in_dim", "tile")
+# Those of them that name a part of an operand's dimensions.
+PARTS = frozenset("slice pad dynamic_slice gather".split())
+# Parameters of loops and branches that are no jaxprs. A loop over rows takes other steps for other sizes.
+LOOP_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "scan": ("length", "num_carry", "num_consts", "reverse"),
+    "while": ("cond_nconsts", "body_nconsts"),
+    "cond": (),
+}
 WINDOWS = frozenset("reduce_window_sum reduce_window_max reduce_window_min".split())
 
 Sets = np.ndarray
 NOTHING: Sets = np.zeros((), np.uint8)
+
+
+@dataclass(frozen=True)
+class Differing:
+    """The part of an equation that the size changes.
+
+    Attributes:
+      axes: dimensions of its first result that have other extents.
+      cuts: whether it takes another part of a dimension that has no rows.
+    """
+
+    axes: tuple[int, ...]
+    cuts: bool = False
 
 
 class Depends(Exception):
@@ -99,29 +136,38 @@ def _own_rows(shape: Sequence[int], extent: int) -> Sets:
     return sets
 
 
-def one_row_differs(fewer: TracedForSizes, one: TracedForSizes, extents: Sequence[int]) -> bool:
-    """Whether the function for one row computes other numbers than that for several does, tried on random arrays.
+def parts_differ(
+    at: Callable[[int], TracedForSizes], rows: int, arguments: Sequence[int], results: Sequence[int]
+) -> bool:
+    """Whether rows computed in parts are others than those computed together, tried once on random arrays.
 
-    A trace for one row has no broadcasts along rows, so that its equations need not be the same;
-    the user's code may look at the size as well. Raises what JAX raises.
+    It is no proof, and what the proof leaves open: a trace for one row has no broadcasts along rows,
+    so that its equations are not compared with those of others.
+
+    Args:
+      at: the function for a number of rows.
+      rows: their number, of which the binary digits are the parts.
+      arguments: per argument, elements of its first dimension per row; 0 where it has no rows.
+      results: the same of results.
+    Raises what JAX raises.
     """
-    if not all(isinstance(aval.dtype, np.dtype) for aval in fewer.given):
+    whole = at(rows)
+    if not all(isinstance(aval.dtype, np.dtype) for aval in whole.given):
         return True  # keys of random numbers are not drawn
     rng = np.random.default_rng(0)
-    arrays = [_drawn(rng, aval) for aval in fewer.given]
-    together = jax.jit(jex.jaxpr_as_fun(fewer.closed))(*fewer.held, *arrays)
-    run_one = jax.jit(jex.jaxpr_as_fun(one.closed))
-    for row in range(FEWER):
-        of_row = [
-            x[row * extent : (row + 1) * extent] if extent else x
-            for x, extent in zip(arrays, extents)
-        ]
-        alone = run_one(*one.held, *of_row)
-        for whole, part in zip(together, alone, strict=True):
-            length = part.shape[0] if part.ndim and part.shape != whole.shape else 0
-            expected = whole[row * length : (row + 1) * length] if length else whole
-            if not _agree(np.asarray(expected), np.asarray(part)):
+    arrays = [_drawn(rng, aval) for aval in whole.given]
+    run = lambda traced, xs: jax.jit(jex.jaxpr_as_fun(traced.closed))(*traced.held, *xs)
+    together = run(whole, arrays)
+    done = 0
+    for part in (1 << bit for bit in reversed(range(rows.bit_length())) if rows >> bit & 1):
+        rows_of = lambda x, extent, part=part, done=done: (
+            x[done * extent : (done + part) * extent] if extent else x
+        )
+        alone = run(at(part), list(map(rows_of, arrays, arguments)))
+        for expected, extent, got in zip(together, results, alone, strict=True):
+            if not _agree(np.asarray(rows_of(expected, extent)), np.asarray(got)):
                 return True
+        done += part
     return False
 
 
@@ -146,17 +192,19 @@ def _agree(left: np.ndarray, right: np.ndarray) -> bool:
 # ----------------------------------------------------------------------------
 
 
-def compared(fewer: TracedForSizes, more: TracedForSizes) -> set[int]:
-    """Ids of the equations whose results have other extents. Raises Depends where the traces differ in more than extents."""
+def compared(fewer: TracedForSizes, more: TracedForSizes) -> dict[int, Differing]:
+    """Equations that the size changes, by their ids. Raises Depends where the traces differ in more than extents."""
     for left, right in zip(fewer.held, more.held):
         if np.shape(left) != np.shape(right) or not np.array_equal(left, right):
             raise Depends("an array of the function's scope depends on the size")
-    differing: set[int] = set()
+    differing: dict[int, Differing] = {}
     _compare(fewer.closed, more.closed, differing)
     return differing
 
 
-def _compare(left: jex.ClosedJaxpr, right: jex.ClosedJaxpr, differing: set[int]) -> None:
+def _compare(
+    left: jex.ClosedJaxpr, right: jex.ClosedJaxpr, differing: dict[int, Differing]
+) -> None:
     if len(left.jaxpr.eqns) != len(right.jaxpr.eqns):
         raise Depends("other operations are traced for other sizes")
     for constants in zip(left.consts, right.consts):
@@ -170,23 +218,51 @@ def _compare(left: jex.ClosedJaxpr, right: jex.ClosedJaxpr, differing: set[int])
             literals = [atom.val for atom in atoms if isinstance(atom, jex.Literal)]
             if literals and not _are_equal(literals):
                 raise Depends(f"a value depends on the size: {one.primitive.name}{at}")
-        if one.primitive.name in ELEMENTWISE and one.params != other.params:
+        if _parameters_differ(one, other):
             raise Depends(f"a parameter depends on the size: {one.primitive.name}{at}")
-        if _extents_differ(one, other):
-            differing.add(id(one))
+        axes = _varying_axes(one, other)
+        if axes or _cuts(one, other):
+            differing[id(one)] = Differing(axes, _cuts(one, other))
         for inner in zip(inner_jaxprs(one), inner_jaxprs(other), strict=True):
             _compare(*inner, differing)
 
 
-def _extents_differ(one, other) -> bool:
-    """Whether results have other extents; of numbers that count along a dimension, that dimension."""
-    if one.primitive.name == "iota":
-        axis = one.params["dimension"]
-        return one.params["shape"][axis] != other.params["shape"][axis]
+def _parameters_differ(one, other) -> bool:
+    """Whether parameters differ, but for extents, and for jaxprs, which are compared themselves."""
+    name = one.primitive.name
+    if called_jaxpr(one) is not None:
+        return False
+    extents = EXTENTS.get(name, ())
+    keys = LOOP_PARAMETERS.get(name, one.params.keys())
     return any(
-        getattr(left.aval, "shape", ()) != getattr(right.aval, "shape", ())
-        for left, right in zip(one.outvars, other.outvars, strict=True)
-    )
+        one.params[key] != other.params[key] and repr(one.params[key]) != repr(other.params[key])
+        for key in keys
+        if key not in extents
+    )  # NaN, which fills what a gather finds outside, is not equal to itself
+
+
+def _varying_axes(one, other) -> tuple[int, ...]:
+    """Dimensions of the first result whose extents depend on the size."""
+    if not one.outvars:
+        return ()
+    before, after = (getattr(eqn.outvars[0].aval, "shape", ()) for eqn in (one, other))
+    return tuple(axis for axis, sizes in enumerate(zip(before, after)) if sizes[0] != sizes[1])
+
+
+def _cuts(one, other) -> bool:
+    """Whether an equation takes a part that depends on the size out of a dimension that does not, or adds such a part.
+
+    Parts of rows are seen by their sets, and parts of what has no rows are not.
+    """
+    if one.primitive.name not in PARTS:
+        return False
+    extents = zip(one.invars[0].aval.shape, other.invars[0].aval.shape)
+    fixed = [axis for axis, sizes in enumerate(extents) if sizes[0] == sizes[1]]
+    for key in EXTENTS[one.primitive.name]:
+        left, right = one.params[key], other.params[key]
+        if left is not None and any(left[axis] != right[axis] for axis in fixed):
+            return True
+    return False
 
 
 def _are_equal(literals: Sequence) -> bool:
@@ -204,7 +280,7 @@ def _are_equal(literals: Sequence) -> bool:
 class _Follower:
     """Carries sets through equations. differing: ids of those whose results have other extents for other sizes."""
 
-    def __init__(self, differing: set[int]):
+    def __init__(self, differing: Mapping[int, Differing]):
         self.differing = differing
 
     def jaxpr(self, closed: jex.ClosedJaxpr, given: Sequence[Sets]) -> list[Sets]:
@@ -226,14 +302,21 @@ class _Follower:
 
     def equation(self, eqn, given: list[Sets]) -> list[Sets]:
         name = eqn.primitive.name
-        of_places = np.array(PLACE_OF_ROW if id(eqn) in self.differing else 0, np.uint8)
+        differing = self.differing.get(id(eqn), Differing(()))
         if name == "iota":
-            return [of_places]
+            counts = eqn.params["dimension"] in differing.axes
+            return [np.array(PLACE_OF_ROW if counts else 0, np.uint8)]
+        of_places = np.array(PLACE_OF_ROW if differing.axes else 0, np.uint8)
         if name in ELEMENTWISE:
             return [_union(given)] * len(eqn.outvars)
         rule = RULES.get(name)
         if rule is not None:
-            return rule(eqn, given)
+            results = rule(eqn, given)
+            if name in MAKING_ROWS:
+                return [results[0] | self.new_rows(eqn, differing.axes)]
+            return (
+                [sets | np.uint8(PLACE_OF_ROW) for sets in results] if differing.cuts else results
+            )
         if name in CONTROL:
             return CONTROL[name](self, eqn, given)
         inner = called_jaxpr(eqn)
@@ -244,6 +327,25 @@ class _Follower:
         raise Depends(
             f"nothing is known of the rows of {name} at {user_line(eqn) or 'an unknown line'}"
         )
+
+    @staticmethod
+    def new_rows(eqn, axes: Sequence[int]) -> Sets:
+        """Sets of rows that a broadcast makes: each element along a new dimension belongs to its row alone."""
+        shape = array_aval(eqn.outvars[0]).shape
+        before = array_aval(eqn.invars[0]).shape
+        mapped = eqn.params.get("broadcast_dimensions", range(len(before)))
+        sets: Sets = NOTHING
+        for axis in axes:
+            if axis in mapped and before[mapped.index(axis)] == shape[axis] != 1:
+                continue
+            rows = (
+                _own_rows((shape[axis],), shape[axis] // FEWER)
+                if shape[axis] % FEWER == 0
+                else None
+            )
+            along = rows if rows is not None else np.full(shape[axis], PLACE_OF_ROW, np.uint8)
+            sets = sets | along.reshape(-1, *(1 for _ in shape[axis + 1 :]))
+        return sets
 
 
 def _union(given: Sequence[Sets]) -> Sets:
@@ -256,7 +358,7 @@ def _of_all(sets: Sets) -> np.uint8:
 
 def _spread(sets: Sets, axes: Sequence[int]) -> Sets:
     """Sets whose elements along `axes` all hold the union of those."""
-    if not axes or not sets.size:
+    if not axes or not sets.size or not sets.ndim:
         return sets
     union = np.bitwise_or.reduce(sets, axis=tuple(axes), keepdims=True)
     return np.broadcast_to(union, sets.shape)
@@ -294,9 +396,11 @@ def _product(eqn, given: list[Sets]) -> list[Sets]:
         sides.append(turned.reshape(turned.shape[: len(shared) + len(free)]))
     left, right = sides
     shared_count = len(batch[0])
-    left = left.reshape(*left.shape, *(1 for _ in right.shape[shared_count:]))
-    middle = (1,) * (left.ndim - right.ndim)
-    right = right.reshape(*right.shape[:shared_count], *middle, *right.shape[shared_count:])
+    own_axes = left.ndim - shared_count
+    left = left.reshape((*left.shape, *(1 for _ in right.shape[shared_count:])))
+    right = right.reshape(
+        (*right.shape[:shared_count], *(1,) * own_axes, *right.shape[shared_count:])
+    )
     return [left | right]
 
 

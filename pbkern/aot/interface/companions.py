@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from pbkern.core.errors import OptionError
-
 from .arguments import Argument
-from .c_types import element_type, elements
+from .c_types import element_type, elements, written
 from .header import POOL, Interface
 
 Files = Mapping[str, str]  # kind -> name of the file
@@ -65,28 +63,26 @@ def pkgconfig(of: Interface, files: Files, use_openmp: bool, version: str) -> st
 
 
 def cpp(of: Interface, files: Files) -> str:
-    """pbkern::NAME on spans, whose sizes the compiler checks. Raises OptionError where the caller says sizes."""
-    if of.sizes.symbols:
-        raise OptionError(
-            "no header for C++ is made for sizes that the caller says",
-            why=f"spans of fixed sizes are its purpose; {of.name} takes {', '.join(map(str, of.sizes.symbols))}",
-            hint="the C header is valid C++",
-        )
+    """pbkern::NAME on spans, whose sizes the compiler checks; those that the caller says are checked by each call."""
     guard = f"{of.name.upper()}_HPP"
     parameters = [
-        f"std::span<{'const ' if argument in of.inputs else ''}{_cpp_type(argument)}, {_count(argument)}> {argument.name}"
+        f"std::span<{'const ' if argument in of.inputs else ''}{_cpp_type(argument)}{_extent(argument)}> {argument.name}"
         for argument in of.arguments
     ]
+    parameters += [f"std::int64_t {symbol.name}" for symbol in of.sizes.symbols]
     passed = [_cpp_passed(argument, argument in of.inputs) for argument in of.arguments]
+    passed += [symbol.name for symbol in of.sizes.symbols]
     if of.user_memory:
         parameters.append(f"std::span<std::int8_t> {POOL}")
         passed += [f"{POOL}.data()", "nullptr"]
     upper = of.name.upper()
-    test = (
-        [f"  if ({POOL}.size() < {upper}_MEMORY_BYTES) return {upper}_OUT_OF_MEMORY;"]
-        if of.user_memory
-        else []
-    )
+    test = [
+        f"  if (static_cast<std::int64_t>({argument.name}.size()) != {_product(argument)}) return {upper}_UNSUITABLE_SIZE;"
+        for argument in of.arguments
+        if argument.dimensions
+    ]
+    if of.user_memory:
+        test += [f"  if ({POOL}.size() < {upper}_MEMORY_BYTES) return {upper}_OUT_OF_MEMORY;"]
     uses_complex = any(argument.type.dtype.kind == "c" for argument in of.arguments)
     return "\n".join(
         [
@@ -113,6 +109,16 @@ def cpp(of: Interface, files: Files) -> str:
             "",
         ]
     )
+
+
+def _extent(argument: Argument) -> str:
+    """The extent of a span's type; none where the caller says it."""
+    return "" if argument.dimensions else f", {_count(argument)}"
+
+
+def _product(argument: Argument) -> str:
+    """The number of elements for sizes that the caller says, as C++ writes it."""
+    return " * ".join(f"({written(dimension)})" for dimension in argument.dimensions)
 
 
 def _count(argument: Argument) -> int:

@@ -46,8 +46,14 @@ class Report(Explanation):
             for which each distinct kernel is compiled alone.
 
         Raises:
-          OptionError: a stage that the target does not have.
+          OptionError: a stage that the target does not have; `beside` that is no report.
         """
+        if not isinstance(beside, Report | None):
+            raise OptionError(
+                "beside= takes a report",
+                why=f"given {type(beside).__name__}",
+                hint="what another function's explain returns",
+            )
         shown = [self] if beside is None else [self, beside]
         for report in shown:
             report._check(stages)

@@ -50,10 +50,12 @@ class ExportedOfSizes:
     Attributes:
       ranges: (name, least, greatest) of each symbol.
       at: numbers of the symbols, by name -> the program for them.
+      obstacle: an extent or a number that is no sum of multiples of symbols, in words; "" if there is none.
     """
 
     ranges: tuple[tuple[str, int, int], ...]
     at: Callable[[Mapping[str, int]], Exported]
+    obstacle: str = ""
 
 
 def exported(fn: Any, args: tuple, kwargs: dict) -> ExportedOfSizes:
@@ -81,7 +83,7 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> ExportedOfSizes:
         examples = [_at(node.meta["val"], numbers) for node in placeholders]
         return _exported(program, placeholders, examples)
 
-    return ExportedOfSizes(ranges, at)
+    return ExportedOfSizes(ranges, at, _obstacle(graph))
 
 
 def _symbols(placeholders: list) -> dict[Any, str]:
@@ -92,6 +94,21 @@ def _symbols(placeholders: list) -> dict[Any, str]:
             if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
                 symbols.setdefault(size.node.expr, f"{node.name}_dim{axis}")
     return symbols
+
+
+def _obstacle(graph: torch.fx.GraphModule) -> str:
+    for node in graph.graph.nodes:
+        value = node.meta.get("val")
+        for size in (value, *getattr(value, "shape", ())):
+            if isinstance(size, torch.SymInt) and not _is_linear(size.node.expr):
+                return f"{size.node.expr}, of {described(node)}, is no multiple of a size"
+    return ""
+
+
+def _is_linear(expression: Any) -> bool:
+    """Whether an expression of sympy is a sum of numbers and of multiples of symbols."""
+    parts = [term.as_coeff_Mul() for term in expression.as_ordered_terms()]
+    return all(part.is_number or part.is_symbol for _, part in parts)
 
 
 def _range(name: str, given: Any) -> tuple[str, int, int]:

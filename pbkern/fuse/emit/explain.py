@@ -317,6 +317,8 @@ class Explanation:
             return []
         kind = "predicted" if any(k.measured is None for k in self.kernels) else "measured"
         least = " at least: values decide how often some run" if self._has_unknown_runs() else ""
+        if any(span.label.startswith("branch") for span in self.timeline.spans):
+            least += ", as if every branch were taken"
         out = [
             f"  {self.seconds * 1e6:.1f} us {kind} in {self._launches()} launch(es){least}; "
             f"{self._limit() * 1e6:.1f} us at the machine's limit; "
