@@ -45,6 +45,7 @@ LONG = {
     "test_dynamic_strides",
     "test_private_results",
     "test_many_random_bodies",
+    "test_numbers",
 }
 # About plans for the processor at hand, by their names, blocks and rounding: a device's computer has another processor.
 ABOUT_PLANS = {
