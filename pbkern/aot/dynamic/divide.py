@@ -98,7 +98,7 @@ def _why_not(
     why = why_rows_depend(fewer, at(MORE), extents[:count], extents[count:])
     if why:
         return why
-    tried = min(symbol.high, MOST_TRIED)
+    tried = (1 << (min(symbol.high, MOST_TRIED) + 1).bit_length() - 1) - 1  # all parts, one row too
     try:
         for rows in {*powers_of_two(symbol.high), tried, symbol.high} - {1}:
             compared(fewer, at(rows))
