@@ -12,8 +12,8 @@ from pbkern.core.affine import Affine
 from .independence import FEWER, MORE, Depends, compared, parts_differ, why_rows_depend
 from .sizes import FunctionOfSizes, divided, linear_dimensions, powers_of_two
 
-# Rows that are computed together and in parts, 4 + 2 + 1, before a library is made.
-MOST_TRIED = 7
+# The largest part of the rows that are computed together and in parts, 4 + 2 + 1, before a library is made.
+MOST_TRIED_PART = 4
 
 Dimensions = tuple[Affine[str], ...]
 
@@ -98,7 +98,8 @@ def _why_not(
     why = why_rows_depend(fewer, at(MORE), extents[:count], extents[count:])
     if why:
         return why
-    tried = (1 << (min(symbol.high, MOST_TRIED) + 1).bit_length() - 1) - 1  # all parts, one row too
+    parts = powers_of_two(min(symbol.high, MOST_TRIED_PART))
+    tried = sum(parts) if sum(parts) <= symbol.high else sum(parts[1:])
     try:
         for rows in {*powers_of_two(symbol.high), tried, symbol.high} - {1}:
             compared(fewer, at(rows))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 from pbkern import _jax
@@ -69,6 +68,7 @@ class CodeOfKernels:
 
     def __init__(self, kernels: dict[str, Kernel], target: Target, options: CompileOptions):
         self.kernels, self.target, self.options = kernels, target, options
+        self.compiled: dict[str, Any] = {}
         machine_code = next(stage for stage in ("asm", "ptx") if stage in target.STAGES)
         self.stages = ("kernels", "nests", "mlir", machine_code)
 
@@ -81,6 +81,8 @@ class CodeOfKernels:
         except TargetError as e:
             return str(e)
 
-    @functools.cache  # noqa: B019 - a report's own
     def _compiled(self, name: str) -> Any:
-        return self.target.compile(kernel_program(self.kernels[name]), self.options)
+        if name not in self.compiled:
+            program = kernel_program(self.kernels[name])
+            self.compiled[name] = self.target.compile(program, self.options)
+        return self.compiled[name]
