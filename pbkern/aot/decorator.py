@@ -20,11 +20,17 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 from pbkern.frontends.jax import call
 
-from .dynamic.sizes import FunctionOfSizes, TracedForSizes, by_sizes
+from .dynamic.sizes import (
+    FunctionOfSizes,
+    TracedForSizes,
+    by_sizes,
+    by_source,
+    parameters_of_sizes,
+)
 from .files import wanted
 from .function import LibraryFunction, function_of, function_of_kernel, words
 from .interface.names import argument_paths, identifier, parameter_names, result_paths
-from .interface.sizes import Sizes, Symbol
+from .interface.sizes import Sizes
 from .library import Library
 from .weights import Weights
 
@@ -137,21 +143,22 @@ def compile_library(
         raise OptionError(
             f"`{own_name}` has no such arguments", why=f"{marked}: {str(e).splitlines()[0]}"
         ) from None
-    symbols = _symbols((args, kwargs))
+    ranges = _ranges((args, kwargs))
 
     @by_sizes
     def traced_at(sizes: Sizes) -> call.Traced:
         given, named = jax.tree.map(functools.partial(_at, sizes), (args, kwargs))
         return call.trace(fn, static, donated, given, named)
 
-    traced = traced_at({symbol.name: symbol.high for symbol in symbols})
+    traced = traced_at({name: high for name, (_, high) in ranges.items()})
     _refuse_refs(traced)
     paths = argument_paths(
         fn, args, kwargs, lambda of: of in static.positions or of in static.names
     )
+    symbols = parameters_of_sizes(ranges, [*paths, *result_paths(traced.results)])
 
     def make(planned: CompileOptions, sizes: Sizes) -> LibraryFunction:
-        traced = traced_at(sizes)
+        traced = traced_at(by_source(symbols, sizes))
         return function_of(
             traced.closed,
             own_name,
@@ -163,7 +170,7 @@ def compile_library(
         )
 
     def for_sizes(sizes: Sizes) -> TracedForSizes:
-        traced = traced_at(sizes)
+        traced = traced_at(by_source(symbols, sizes))
         return TracedForSizes(traced.closed, tuple(traced.held[: traced.constants]))
 
     obstacle = _obstacle(fn, static, donated, args, kwargs) if symbols else ""
@@ -176,13 +183,13 @@ def compile_library(
     )
 
 
-def _symbols(given: Any) -> tuple[Symbol, ...]:
-    """The symbols of arguments whose types come of jax.export.symbolic_shape.
+def _ranges(given: Any) -> dict[str, tuple[int, int]]:
+    """Symbols of arguments whose types come of jax.export.symbolic_shape, with the least and the greatest of each.
 
     Raises OptionError for one without a maximum.
     """
     sizes = [size for leaf in jax.tree.leaves(given) for size in getattr(leaf, "shape", ())]
-    symbols = []
+    ranges = {}
     for name, (low, high) in _jax.symbol_ranges(sizes).items():
         if high is None:
             raise OptionError(
@@ -190,8 +197,8 @@ def _symbols(given: Any) -> tuple[Symbol, ...]:
                 why="a library has memory and programs for sizes up to a maximum",
                 hint=f'jax.export.symbolic_shape("{name}", constraints=["{name} <= 64"])',
             )
-        symbols.append(Symbol(identifier(name), low, high))
-    return tuple(symbols)
+        ranges[name] = low, high
+    return ranges
 
 
 def _at(sizes: Sizes, leaf: Any) -> Any:

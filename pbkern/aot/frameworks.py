@@ -12,8 +12,7 @@ import os
 import pathlib
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
-from itertools import starmap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -26,11 +25,17 @@ from pbkern.core.errors import ArgumentError, OptionError, TargetError, Unsuppor
 from pbkern.core.option_uses import check_for, check_names_no_arguments
 from pbkern.core.options import CompileOptions
 
-from .dynamic.sizes import FunctionOfSizes, TracedForSizes, by_sizes
+from .dynamic.sizes import (
+    FunctionOfSizes,
+    TracedForSizes,
+    by_sizes,
+    by_source,
+    parameters_of_sizes,
+)
 from .files import wanted
 from .function import LibraryFunction, function_of
 from .interface.names import identifier, parameter_names, result_paths
-from .interface.sizes import Sizes, Symbol
+from .interface.sizes import Sizes
 from .library import Library
 from .weights import Weights
 
@@ -169,17 +174,18 @@ def _library(
     out_names: Sequence[str],
     weights: Sequence[np.ndarray],
     held: Sequence[np.ndarray] = (),
-    symbols: tuple[Symbol, ...] = (),
+    ranges: Mapping[str, tuple[int, int]] | None = None,
     obstacle: str = "",
 ) -> Library:
     """A library of jaxprs for sizes, whose last operands are `weights` and `held`, constants of the library."""
     from .build import build_library  # with all that lowers, which `import pbkern` does not need
 
     count = len(in_names)
+    symbols = parameters_of_sizes(ranges or {}, [*in_names, *out_names])
 
     @by_sizes
     def traced_at(sizes: Sizes) -> TracedForSizes:
-        jaxpr = jaxpr_at(sizes)
+        jaxpr = jaxpr_at(by_source(symbols, sizes))
         run = jex.jaxpr_as_fun(jaxpr)
         types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
         with jax.enable_x64(True):
@@ -335,8 +341,7 @@ def _torch_library(
     from pbkern.frontends.torch.exported import exported
 
     program = exported(fn, args, kwargs or {})
-    symbols = tuple(starmap(Symbol, program.ranges))
-    example = program.at({symbol.name: symbol.high for symbol in symbols})
+    example = program.at({name: high for name, _, high in program.ranges})
     return _library(
         lambda sizes: program.at(sizes).jaxpr,
         name,
@@ -346,7 +351,7 @@ def _torch_library(
         example.in_names,
         _numbered("output", len(example.jaxpr.out_avals)),
         example.values,
-        symbols=symbols,
+        ranges={name: (low, high) for name, low, high in program.ranges},
         obstacle=program.obstacle,
     )
 

@@ -89,6 +89,16 @@ def test_several_arrays_with_several_elements_per_row(tmp_path):
         np.testing.assert_array_equal(turned, x[:, ::-1] * 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "parameter"), [("x", "x_2"), ("out", "out_2"), ("int", "int_"), ("stream", "stream_")]
+)
+def test_sizes_have_names_that_no_other_parameter_has(tmp_path, name, parameter):
+    made = library(lambda x: x * 2, rows(6, most=3, name=name), folder=tmp_path)
+    assert f"int64_t {parameter})" in made.header
+    x = programs.numbers(3, 6)
+    np.testing.assert_array_equal(made.load()(x), x * 2)
+
+
 def test_memory_grows_with_the_size(tmp_path):
     def deep(x):
         return jnp.sort(jnp.tanh(x @ W) @ W.T, axis=-1) @ W

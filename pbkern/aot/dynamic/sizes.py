@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jax.extend import core as jex
 
 from pbkern.aot.function import LibraryFunction
+from pbkern.aot.interface.names import distinct
 from pbkern.aot.interface.sizes import Division, Sizes, Symbol, size_at
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
@@ -54,6 +55,27 @@ class TracedForSizes:
     def given(self) -> list:
         """Types of the operands that are arguments."""
         return list(self.closed.in_avals[len(self.held) :])
+
+
+def parameters_of_sizes(
+    ranges: Mapping[str, tuple[int, int]], arrays: Sequence[str]
+) -> tuple[Symbol, ...]:
+    """Symbols whose names are those of no other parameter.
+
+    Args:
+      ranges: what the program calls a size -> the least and the greatest.
+      arrays: names of the arguments and results.
+    """
+    names = distinct([*arrays, *ranges])[len(arrays) :]
+    return tuple(
+        Symbol(name, low, high, source)
+        for name, (source, (low, high)) in zip(names, ranges.items())
+    )
+
+
+def by_source(symbols: Sequence[Symbol], sizes: Sizes) -> Sizes:
+    """Sizes by what the program calls them."""
+    return {symbol.source: sizes[symbol.name] for symbol in symbols}
 
 
 def divided(symbols: Sequence[Symbol], rows: str | None, why: str) -> Division:

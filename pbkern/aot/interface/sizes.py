@@ -16,11 +16,13 @@ class Symbol:
 
     Attributes:
       name: of the parameter of the C function.
+      source: what the program calls it.
     """
 
     name: str
     low: int
     high: int
+    source: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}, {self.low} to {self.high}"
