@@ -131,6 +131,12 @@ def compile_library(
     asked = wanted(identifier(own_name), options, output, emit)
     if isinstance(fn, (Kernel, KernelFunction)):
         check_names_no_arguments(options, "leave it out: a kernel's arrays are all arguments")
+        if _ranges((args, kwargs)):
+            raise UnsupportedOp(
+                f"kernel `{own_name}` is compiled for sizes that are numbers",
+                why="its grid and its blocks belong to them",
+                hint="a library of a function that calls it, whose grid follows from the argument's shape",
+            )
         without = Weights("a kernel has none: its arrays are arguments")
         of_kernel = FunctionOfSizes((), lambda planned, _: _of_kernel(fn, args, planned))
         return build_library(asked, options, of_kernel, without)

@@ -86,6 +86,7 @@ def build_plan(
       choices: what tuning found for it (api/measured/tuned_choices.py).
       donated: operands given up.
     """
+    _refuse_symbols(jaxpr, name)
     target, record = get_target(options.target, options.device), stages.Record(name)
 
     def verified(plan: fuse.Plan) -> None:
@@ -131,6 +132,17 @@ def build_plan(
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
     record.show_kernels(plan.kernels())
     return Build(tuple(plan.programs()), record, plan)
+
+
+def _refuse_symbols(jaxpr: jex.ClosedJaxpr, name: str) -> None:
+    """Raises UnsupportedOp for arguments whose sizes are symbols of jax.export."""
+    for aval in jaxpr.in_avals:
+        if any(map(_jax.is_symbolic, getattr(aval, "shape", ()))):
+            raise UnsupportedOp(
+                f"`{name}` is compiled for sizes that are numbers",
+                why=f"an argument is {aval.str_short()}",
+                hint="types with numbers; a library takes symbols: pbkern.polyblocks_aot_jax",
+            )
 
 
 def current_plan(

@@ -211,6 +211,38 @@ def test_a_maximum_is_asked_for(tmp_path):
         pbkern.polyblocks_aot_torch(program, output=tmp_path)()
 
 
+def test_kernels_and_calls_want_numbers(tmp_path):
+    @pbkern.kernel(grid=(2,), out_shape=jax.ShapeDtypeStruct((16,), jnp.float32))
+    def twice(x, out):
+        out[...] = x[...] * 2
+
+    with pytest.raises(
+        UnsupportedOp, match="kernel `twice` is compiled for sizes that are numbers"
+    ):
+        pbkern.polyblocks_aot_jax(twice, output=tmp_path)(rows())
+    with pytest.raises(UnsupportedOp, match="an argument is float32\\[b,6\\]"):
+        pbkern.jit(layer).explain(rows(6))
+
+
+def test_a_function_that_calls_a_kernel(tmp_path):
+    def scaled(x):
+        @pbkern.kernel(
+            grid=(x.shape[0],),
+            in_specs=[pbkern.BlockSpec((1, 6), lambda i: (i, 0))],
+            out_specs=[pbkern.BlockSpec((1, 6), lambda i: (i, 0))],
+            out_shape=jax.ShapeDtypeStruct(x.shape, jnp.float32),
+        )
+        def kernel(x, out):
+            out[...] = x[...] * 3
+
+        return kernel(x)
+
+    call = library(scaled, rows(6, most=5), folder=tmp_path).load()
+    for count in (1, 3, 5):
+        x = programs.numbers(count, 6)
+        np.testing.assert_array_equal(call(x), x * 3)
+
+
 def test_dimensions_that_are_no_sums_of_sizes():
     symbols = [SizeSymbol("n", 1, 5)]
     assert linear_dimensions("x", lambda at: (2 * at["n"] + 1, 4), symbols)[0].const == 1
