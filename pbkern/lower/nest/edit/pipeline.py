@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,56 +90,22 @@ def pipelined(
     """
     is_short = isinstance(loop.trips, int) and loop.trips <= stages
     stages = int(loop.trips) if is_short else stages
-    rings = {
-        copy.stores[0].buf: replace(
-            copy.stores[0].buf, shape=(stages, *copy.stores[0].buf.shape), circular=True
-        )
-        for copy in copies
-    }
-    pool, now = context.pool, Affine.symbol(loop.counter)
-    steps = {loop.counter: (0, loop.trips - 1)} if isinstance(loop.trips, int) else {}
-
-    def within(copy: Nest) -> Nest:
-        """A copy of the loop's own steps."""
-        return simplified(copy, pool, context.bounds | steps)
-
-    lets = [stmt for stmt in loop.body if isinstance(stmt, Let)]
-    used: list[Let] = []
-    read = frozenset().union(*(symbols_of(copy) for copy in copies))
-    for let in reversed(lets):
-        if let.name in read:
-            used.insert(0, let)
-            read |= let.value.symbols
-
-    def step_of(step: Affine) -> tuple[list[Let], Callable[[Nest], Nest]]:
-        """(Lets of another step, what takes copies to that step, to buffers with stages)."""
-        places, heads = {loop.counter: step}, []
-        for let in used:
-            value = guarded(pool.renamer(dict(places))(let.value), pool)
-            heads.append(Let(context.names("%q"), value))
-            places[let.name] = Affine.symbol(heads[-1].name)
-
-        def at(nest: Nest) -> Nest:
-            there = renamed(nest, places, nest.dims, pool)
-            (moved,) = relocated([there], rings.get, pool, lambda _, index: (step, *index))
-            return moved
-
-        return heads, at
-
+    ring = _StagedCopies.of(loop, copies, stages, context)
+    now = Affine.symbol(loop.counter)
     late = [copy for copy in copies if is_async(copy)]
     threads = [copy for copy in copies if copy not in late]
     distance = stages - 1 - under_way
     readers = [stmt for stmt in loop.body if stmt not in copies]
-    rest = relocated(readers, rings.get, pool, lambda _, index: (now, *index))
+    rest = ring.relocated(readers, now)
     if not (distance or is_short):
-        heads, at_now = step_of(now)
+        heads, at_now = ring.at_step(now)
         step: list[Stmt] = [*heads, *map(at_now, threads)]
         step += [AsyncCopy(tuple(map(at_now, late))), Wait(0)] if late else []
         return [replace(loop, body=(*step, *rest))]
     first, ahead = context.names("%s"), now + distance
-    heads, at_first = step_of(Affine.symbol(first))
-    before: list[Stmt] = [*heads, *(at_first(within(copy) if steps else copy) for copy in threads)]
-    heads, at_ahead = step_of(ahead)
+    heads, at_first = ring.at_step(Affine.symbol(first))
+    before: list[Stmt] = [*heads, *(at_first(ring.within(copy)) for copy in threads)]
+    heads, at_ahead = ring.at_step(ahead)
     moving = {loop.counter, *(head.name for head in heads)}
     wait: list[Stmt] = []
     begin: list[Stmt] = [*heads]
@@ -147,7 +113,7 @@ def pipelined(
         before.append(AsyncCopy(tuple(map(at_first, late))))
         wait = [Wait(distance - 1)]
         begin.append(AsyncCopy(tuple(map(at_ahead, late))))
-    halves = [_in_two(at_ahead(within(copy)), moving, context) for copy in threads]
+    halves = [_in_two(at_ahead(ring.within(copy)), moving, context) for copy in threads]
     ends: list[Stmt] = [Wait(0, products=True)] if products and (under_way or is_short) else []
     if products:
         heads_here = [stmt for stmt in rest if isinstance(stmt, Let)]
@@ -165,6 +131,63 @@ def pipelined(
         *([Wait(0)] if late else []),
         *ends,
     ]
+
+
+@dataclass(frozen=True)
+class _StagedCopies:
+    """Buffers of several stages, in place of those that copies of a loop's steps store to.
+
+    Attributes:
+      loop: the loop.
+      lets: those of its body that copies depend on, in their order.
+      buffers: buffer of one stage -> that of all.
+      context: of the nests.
+    """
+
+    loop: For
+    lets: tuple[Let, ...]
+    buffers: Mapping[Buf, Buf]
+    context: Any
+
+    @classmethod
+    def of(cls, loop: For, copies: Sequence[Nest], stages: int, context: Any) -> _StagedCopies:
+        stored = [copy.stores[0].buf for copy in copies]
+        buffers = {buf: replace(buf, shape=(stages, *buf.shape), circular=True) for buf in stored}
+        lets: list[Let] = []
+        read = frozenset().union(*map(symbols_of, copies))
+        for stmt in reversed(loop.body):
+            if isinstance(stmt, Let) and stmt.name in read:
+                lets.insert(0, stmt)
+                read |= stmt.value.symbols
+        return cls(loop, tuple(lets), buffers, context)
+
+    def relocated(self, stmts: Sequence[Stmt], step: Affine) -> list[Stmt]:
+        """Statements that read and store the stage of a step."""
+        stage = lambda _, index: (step, *index)
+        return relocated(stmts, self.buffers.get, self.context.pool, stage)
+
+    def within(self, copy: Nest) -> Nest:
+        """A copy of the loop's own steps, simplified for these."""
+        if not isinstance(self.loop.trips, int):
+            return simplified(copy, self.context.pool, self.context.bounds)
+        steps = {self.loop.counter: (0, self.loop.trips - 1)}
+        return simplified(copy, self.context.pool, self.context.bounds | steps)
+
+    def at_step(self, step: Affine) -> tuple[list[Let], Callable[[Nest], Nest]]:
+        """(Lets of another step, a function that takes copies to that step)."""
+        pool = self.context.pool
+        places, heads = {self.loop.counter: step}, []
+        for let in self.lets:
+            value = guarded(pool.renamer(dict(places))(let.value), pool)
+            heads.append(Let(self.context.names("%q"), value))
+            places[let.name] = Affine.symbol(heads[-1].name)
+
+        def at(nest: Nest) -> Nest:
+            (moved,) = self.relocated([renamed(nest, places, nest.dims, pool)], step)
+            assert isinstance(moved, Nest), "a copy is a nest"
+            return moved
+
+        return heads, at
 
 
 def _around(
