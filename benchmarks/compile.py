@@ -33,7 +33,8 @@ import numpy as np
 import pbkern
 from pbkern.core.jaxprs import equations
 
-DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "benchmarks.md"
+from .report import INDEX, replace_section
+
 TITLE = "## Compilation"
 # Calls whose median is the time of a call that compiles nothing.
 CALLS = 20
@@ -278,16 +279,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def write(text: str) -> None:
     """Replaces the section of the document."""
-    document = DOCUMENT.read_text()
-    section = f"{TITLE}\n\n{text}\n"
-    pattern = re.compile(rf"{TITLE}\n.*?(?=\n## |\Z)", re.DOTALL)
-    found = pattern.search(document)
-    before, after = (
-        (document[: found.start()], document[found.end() :])
-        if found
-        else (document.rstrip() + "\n\n", "")
-    )
-    DOCUMENT.write_text(before + section + after)
+    INDEX.write_text(replace_section(INDEX.read_text(), TITLE, text))
 
 
 def note() -> str:

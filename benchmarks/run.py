@@ -11,87 +11,29 @@ made beforehand and stay in place, results are new arrays as in any JAX program.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import importlib.metadata
 import importlib.util
-import json
 import os
 import pathlib
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
-import jaxlib
 import numpy as np
 
 import pbkern
 from pbkern.core.errors import PbkernError
 
+from .report import HOPELESS, PEERS, KernelTime, Record, Row, Timing, columns, versions, write
 from .workloads import WORKLOADS, Workload
 
-PEERS = ("jax", "numpy", "torch", "torch.compile", "iree", "halide")
 # The package that each peer needs, beside those that pbkern needs itself.
 PACKAGES = {"torch": "torch", "torch.compile": "torch", "iree": "iree.compiler", "halide": "halide"}
 ROUNDS, SECONDS = 30, 4.0
 QUICK_ROUNDS, QUICK_SECONDS = 5, 0.5
 # Seconds between calls: worker threads of one library spin for a while after a call and would slow the next one's down.
 PAUSE = 0.003
-# A peer whose first two calls take longer than this many times ours is timed no further.
-HOPELESS = 40
-DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "benchmarks.md"
-PLOT = DOCUMENT.with_suffix(".png")
-
-
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """Seconds of one implementation: least and median of `calls` interleaved calls."""
-
-    minimum: float
-    median: float
-    calls: int
-
-
-@dataclasses.dataclass(frozen=True)
-class KernelTime:
-    """One kernel: seconds as predicted and as measured, alone, on random operands."""
-
-    name: str
-    predicted: float
-    measured: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """What was measured of one workload.
-
-    Attributes:
-      limit: the machine's, seconds.
-      error: largest error against float64 at small shapes, relative to the largest result.
-      difference: largest difference from jax.jit at full size, relative to the largest result.
-      first_call: seconds of pbkern's first call: tracing, fusion, compilation and one run.
-      kernels: how many kernels pbkern made; left: operations that it left to XLA.
-      timings: implementation -> Timing; "pbkern" is ours.
-      each: every fused kernel alone: name, seconds that the cost model predicts, seconds measured.
-    """
-
-    name: str
-    limit: float
-    error: float
-    difference: float
-    first_call: float
-    kernels: int
-    left: int
-    timings: dict[str, Timing]
-    each: tuple[KernelTime, ...] = ()
-
-    @property
-    def fraction(self) -> float:
-        """Share of the machine's limit that pbkern's fastest call reaches."""
-        return self.limit / self.timings["pbkern"].minimum
-
 
 # --- one workload ---------------------------------------------------------------------------------------------------
 
@@ -243,109 +185,6 @@ def measure(
 # --- reports --------------------------------------------------------------------------------------------------------
 
 
-def versions() -> dict[str, str]:
-    """What the numbers depend on."""
-    machine = pbkern.cpu.machine()
-    found = {
-        "cpu": machine.source.split(";")[0],
-        "cores": str(machine.cores),
-        "vector bits": str(machine.vector_bits),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
-        "numpy": np.__version__,
-    }
-    peers = {"torch": "torch", "iree.compiler": "iree-base-compiler", "halide": "halide"}
-    return found | {
-        package: importlib.metadata.version(package)
-        for name, package in peers.items()
-        if name in sys.modules
-    }
-
-
-def columns(rows: list[Row]) -> list[str]:
-    return ["pbkern", *(p for p in PEERS if any(p in r.timings for r in rows))]
-
-
-def table(rows: list[Row]) -> list[list[str]]:
-    """Heading and one line per workload; times are minimum / median in milliseconds."""
-    names = columns(rows)
-    lines = [["workload", "limit", *names, "of the limit", "jax / pbkern", "kernels"]]
-    for r in rows:
-        cells = [_pair(r.timings.get(n)) for n in names]
-        ratio = (
-            f"{r.timings['jax'].minimum / r.timings['pbkern'].minimum:.1f}"
-            if "jax" in r.timings
-            else ""
-        )
-        kernels = str(r.kernels) + (f" + {r.left} XLA" if r.left else "")
-        lines.append([r.name, f"{r.limit * 1e3:.2f}", *cells, f"{r.fraction:.0%}", ratio, kernels])
-    return lines
-
-
-def _pair(t: Timing | None) -> str:
-    return "" if t is None else f"{t.minimum * 1e3:.2f} / {t.median * 1e3:.2f}"
-
-
-def as_markdown(rows: list[Row]) -> str:
-    head, *body = table(rows)
-    rule = ["---"] + ["---:"] * (len(head) - 1)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
-
-
-def kernel_table(rows: list[Row]) -> str:
-    """What the cost model predicts beside what is measured, per kernel."""
-    lines = ["| workload | kernel | predicted, us | measured, us | measured / predicted |"]
-    lines.append("| --- | --- | ---: | ---: | ---: |")
-    for r in rows:
-        for k in r.each:
-            ratio = f"{k.measured / k.predicted:.2f}" if k.predicted else ""
-            lines.append(
-                f"| {r.name} | {k.name} | {k.predicted * 1e6:.0f} | {k.measured * 1e6:.0f} | {ratio} |"
-            )
-    return "\n".join(lines)
-
-
-def document(rows: list[Row], plotted: bool = False) -> str:
-    """The text of docs/benchmarks.md; `plotted`: with the picture beside it."""
-    about = "\n".join(f"- {name}: {value}" for name, value in versions().items())
-    notes = "\n".join(
-        f"- `{r.name}`: {WORKLOADS[r.name].note}" for r in rows if WORKLOADS[r.name].note
-    )
-    picture = f"\n![shares of the machine's limit]({PLOT.name})\n" if plotted else ""
-    return f"""# Benchmarks
-
-Written by `python -m benchmarks.run --write`; `benchmarks/workloads.py` defines the rows. Each row was checked before
-it was timed: at small shapes against NumPy in float64, at full size against `jax.jit`.
-
-Times are minimum / median in milliseconds of calls that take turns in one process; a call includes making its result,
-a new array. The limit is max(flops / peak, compulsory bytes / bandwidth) of this machine, and "of the limit" compares
-it with pbkern's minimum. "jax / pbkern" compares minimums: above 1, pbkern is faster. Minimums are what a machine with
-other work on it disturbs least. A peer that is more than
-{HOPELESS} times slower was called twice only.
-
-{as_markdown(rows)}
-{picture}
-## Kernels
-
-Each fused kernel alone, on random operands of its sizes: what the cost model predicts, and the least time measured, which
-contains XLA's own microseconds for a call. Fusion compares predictions with each other; their ratio to the measured time
-matters less than that it is the same everywhere.
-
-{kernel_table(rows)}
-
-## Machine and notes
-
-Measured with:
-
-{about}
-
-Notes:
-
-{notes}
-"""
-
-
 def print_line(r: Row, names: list[str]) -> None:
     times = "  ".join(f"{n} {r.timings[n].minimum * 1e3:8.2f}" for n in names if n in r.timings)
     left = f", {r.left} operations left to XLA" if r.left else ""
@@ -404,18 +243,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=pathlib.Path, help="write the measurements to this file")
     parser.add_argument(
-        "--plot",
-        type=pathlib.Path,
-        nargs="?",
-        const=PLOT,
-        metavar="PNG",
-        help="draw shares of the limit (needs matplotlib); default docs/benchmarks.png",
+        "--write",
+        action="store_true",
+        help="write this machine's page below docs/benchmarks, and the index",
     )
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument(
+        "--plot",
+        action="store_true",
+        help="with --write: a picture beside the page (needs matplotlib)",
+    )
     arguments = parser.parse_args(argv)
     for name in arguments.names:
         if name not in WORKLOADS:
             parser.error(f"there is no workload {name}; the workloads are {', '.join(WORKLOADS)}")
+    if arguments.plot and not arguments.write:
+        parser.error("--plot goes with --write")
     arguments.peers = [p for p in arguments.peers.split(",") if p]
     for peer in arguments.peers:
         if peer not in PEERS:
@@ -439,18 +281,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print_line(rows[-1], columns(rows))
         jax.clear_caches()
+    record = Record(versions(), rows, failed)
     if arguments.json:
-        data = {
-            "versions": versions(),
-            "rows": [dataclasses.asdict(r) for r in rows],
-            "failed": failed,
-        }
-        arguments.json.write_text(json.dumps(data, indent=1) + "\n")
+        arguments.json.write_text(record.as_json())
     if arguments.write:
-        DOCUMENT.parent.mkdir(exist_ok=True)
-        DOCUMENT.write_text(document(rows, plotted=arguments.plot == PLOT))
-    if arguments.plot:
-        plot(rows, arguments.plot)
+        path = write(record, plotted=arguments.plot)
+        print(f"wrote {path}")
+        if arguments.plot:
+            plot(rows, path.with_suffix(".png"))
     return 1 if failed else 0
 
 

@@ -33,7 +33,14 @@ SECTIONS = {
     ],
     "Front ends": ["docs/torch.md", "docs/tensorflow-and-stablehlo.md"],
     "Libraries": ["docs/aot.md"],
-    "Figures": ["docs/benchmarks.md", "docs/gpu.md"],
+    "Figures": [
+        "docs/benchmarks.md",
+        *(
+            f"docs/benchmarks/{page.name}"
+            for page in sorted((ROOT / "docs" / "benchmarks").glob("*.md"))
+        ),
+        "docs/gpu.md",
+    ],
     "Inside": ["docs/architecture.md", "CONTRIBUTING.md", "CHANGELOG.md"],
 }
 # Section of the README -> the page of its own that it is on the site.
@@ -102,7 +109,7 @@ def main() -> None:
     nav += [(title, [sources[file] for file in files]) for title, files in SECTIONS.items()]
     nav.append(("Reference", reference()))
     nav.append(("Decisions", [f"decisions/{p.name}" for p in decisions]))
-    for image in (ROOT / "docs").glob("*.png"):
+    for image in (ROOT / "docs").rglob("*.png"):
         shutil.copy(image, PAGES)
     config = ROOT / "build" / "mkdocs.yml"
     config.write_text(CONFIG.format(pages=PAGES, site=SITE, root=ROOT, nav="\n".join(rows(nav))))

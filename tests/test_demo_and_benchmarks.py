@@ -1,5 +1,6 @@
 """The benchmark command checks, measures and reports; the demo's cases agree with jax.jit."""
 
+import dataclasses
 import json
 
 import jax.numpy as jnp
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 from skimage import io
 
-from benchmarks import products, run, survey
+from benchmarks import products, report, run, survey
+from benchmarks.report import KernelTime, Record, Row, Timing
 from benchmarks.workloads import WORKLOADS
 from pbkern.cli import demo, main
 
@@ -42,20 +44,48 @@ def test_command_writes_what_it_measured(tmp_path, capsys):
     assert "rms_norm" in capsys.readouterr().out
 
 
-def test_the_document_has_every_kernel_with_both_times():
-    each = (run.KernelTime("k0", 2e-6, 3e-6), run.KernelTime("k1", 1e-3, 5e-4))
-    timings = {"pbkern": run.Timing(1e-3, 2e-3, 5)}
-    text = run.document([run.Row("rms_norm", 1e-3, 0.0, 0.0, 0.1, 2, 0, timings, each)])
+def record(name="m 1", minimum=1e-3, peer=2e-3, each=()):
+    timings = {"pbkern": Timing(minimum, 2e-3, 5), "jax": Timing(peer, peer, 5)}
+    row = Row("rms_norm", 1e-4, 0.0, 0.0, 0.1, 2, 0, timings, each)
+    return Record({"cpu": f"AMD EPYC, as {name}", "cores": "2", "date": "2026-11-26"}, [row])
+
+
+def test_a_page_has_every_kernel_with_both_times():
+    each = (KernelTime("k0", 2e-6, 3e-6), KernelTime("k1", 1e-3, 5e-4))
+    text = report.page(record(each=each))
+    assert "| rms_norm | 0.10 | 1.00 / 2.00 | 2.00 / 2.00 | 10% | 2.00 | 2 |" in text
     assert "| rms_norm | k0 | 2 | 3 | 1.50 |" in text
     assert "| rms_norm | k1 | 1000 | 500 | 0.50 |" in text
 
 
-def test_the_document_shows_the_picture_where_there_is_one(tmp_path):
+def test_every_machine_has_a_page_and_a_line_of_the_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "MEASURED", tmp_path / "measured")
+    monkeypatch.setattr(report, "INDEX", tmp_path / "benchmarks.md")
+    report.INDEX.write_text("# Benchmarks\n\n## Machines\n\nold\n\n## Compilation\n\ntimes\n")
+    report.write(record("zen 3"))
+    path = report.write(record("zen 3", peer=5e-4))
+    report.write(record("zen 5", minimum=5e-4))
+    assert path == tmp_path / "benchmarks" / "zen-3-2-cores.md"
+    index = report.INDEX.read_text()
+    assert "old" not in index
+    assert index.endswith("## Compilation\n\ntimes\n")
+    lines = [line for line in index.splitlines() if line.startswith("| [")]
+    assert [line.split(" | ")[3:] for line in lines] == [
+        ["0.50", "0.50", "0.50", "rms_norm 0.50 |"],
+        ["4.00", "4.00", "4.00", " |"],
+    ]
+
+
+def test_records_survive_their_file():
+    before = record(each=(KernelTime("k0", 2e-6, 3e-6),))
+    assert Record.from_json(before.as_json()) == before
+
+
+def test_pages_show_the_picture_where_there_is_one(tmp_path):
     pytest.importorskip("matplotlib")
-    row = run.Row("rms_norm", 1e-3, 0.0, 0.0, 0.1, 1, 0, {"pbkern": run.Timing(1e-3, 2e-3, 5)})
-    assert "benchmarks.png" in run.document([row], plotted=True)
-    assert "benchmarks.png" not in run.document([row])
-    run.plot([row], tmp_path / "a.png")
+    assert "m-1-2-cores.png" in report.page(record(), plotted=True)
+    assert ".png" not in report.page(record())
+    run.plot(record().rows, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -65,10 +95,10 @@ def test_optional_peers_compute_the_same(peer, package, name):
     if not run.available([peer]):
         pytest.skip(f"{package} is not installed")
     w = WORKLOADS[name]
-    small = run.dataclasses.replace(
+    small = dataclasses.replace(
         w,
         full=tuple(
-            run.dataclasses.replace(s, shape=tuple(max(n, 80) if n > 3 else n for n in s.shape))
+            dataclasses.replace(s, shape=tuple(max(n, 80) if n > 3 else n for n in s.shape))
             for s in w.small
         ),
     )
@@ -109,7 +139,7 @@ def test_unknown_names_are_refused_with_the_known_ones(capsys):
 
 def test_wrong_results_fail(monkeypatch, capsys):
     w = WORKLOADS["rms_norm"]
-    monkeypatch.setitem(WORKLOADS, "rms_norm", run.dataclasses.replace(w, numpy=lambda x, g: x * 2))
+    monkeypatch.setitem(WORKLOADS, "rms_norm", dataclasses.replace(w, numpy=lambda x, g: x * 2))
     assert run.main(["rms_norm", "--quick", "--peers", ""]) == 1
     assert "FAILED" in capsys.readouterr().out
 
@@ -120,7 +150,7 @@ def test_the_limit_is_the_longest_of_arithmetic_memory_and_l3():
     machine = pbkern.cpu.machine()
     w = WORKLOADS["sum_of_squares"]
     assert run.limit_seconds(w, machine) == pytest.approx((4 * 2**26 + 4) / machine.dram_bandwidth)
-    busy = run.dataclasses.replace(w, flops=1e15)
+    busy = dataclasses.replace(w, flops=1e15)
     assert run.limit_seconds(busy, machine) == pytest.approx(1e15 / machine.flops("float32"))
 
 
@@ -154,7 +184,7 @@ def test_the_demo_on_a_small_picture(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(demo, "COLOUR", True)
     monkeypatch.setattr(demo, "cases", lambda image: cases)
     monkeypatch.setattr(
-        demo, "run", lambda case: run.dataclasses.replace(outcomes[cases.index(case)], error=1.0)
+        demo, "run", lambda case: dataclasses.replace(outcomes[cases.index(case)], error=1.0)
     )
     assert demo.main() == 1
     assert "matmul by hand: pbkern and jax.jit disagree" in capsys.readouterr().out
