@@ -12,12 +12,15 @@ docs/benchmarks.md.
 from __future__ import annotations
 
 import argparse
+import atexit
+import functools
 import json
 import math
 import operator
 import os
 import pathlib
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -218,13 +221,21 @@ def first_call(family: str, size: int, backend: str) -> FirstCall:
 
 def in_child(family: str, size: int, backend: str, store: str) -> FirstCall:
     command = [sys.executable, "-m", "benchmarks.compile", "--child", family, str(size), backend]
-    environment = os.environ | {"PBKERN_CACHE_DIR": store, "PBKERN_PROGRESS": "0"}
+    environment = os.environ | {"PBKERN_CACHE_DIR": store, "PBKERN_PROGRESS": "0"} | bytecode()
     run = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     if run.returncode:
         raise RuntimeError(f"{family} {size} {backend}: {run.stderr}")
     return FirstCall(**json.loads(run.stdout.splitlines()[-1]))
+
+
+@functools.cache
+def bytecode() -> dict[str, str]:
+    """Variables of the environment with which modules are loaded from bytecode, as those of an installed package are."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
 
 
 def measure(family: str, size: int) -> Row:
@@ -286,7 +297,8 @@ def note() -> str:
     model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
     return (
         "Written by `python -m benchmarks.compile --write`. Processor seconds of first calls, each in a process of its own, "
-        "after imports: `cold` with an empty store on disk, `warm` in the process after that, `jax.jit` without a store; each "
+        "after imports, from bytecode: `cold` with an empty store on disk, `warm` in the process after that, `jax.jit` without "
+        "a store; each "
         f"of them traces, for the seconds of `trace`. {model[1] if model else 'Unknown processor'}, {os.cpu_count()} cores. "
         "Growth is the slope of log(seconds) over log(operations) between the two largest functions of a family: 1 is linear."
     )
@@ -311,6 +323,7 @@ def main() -> None:
         print(json.dumps(asdict(first_call(family, int(size), backend))))
         return
     rows = []
+    measure("elementwise", 10)  # writes bytecode
     for family, (_, sizes) in FAMILIES.items():
         for size in sizes:
             if size <= options.largest and (
