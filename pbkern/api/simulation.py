@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,6 +14,7 @@ from pbkern import _jax
 from pbkern.core import fallback
 from pbkern.core.errors import InternalError, KernelError, OptionError
 from pbkern.core.jaxprs import literal_value
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks
 from pbkern.dsl.host_program import HostProgram

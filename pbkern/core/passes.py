@@ -17,8 +17,10 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from . import fallback
 from .errors import OptionError

@@ -6,11 +6,12 @@ Defaults suit any device; a target gives its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ONE_EACH, PriceTable
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from jax.extend import core as jex
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import Buffer, BufferKind, BufferView, Copy, HostProgram, Launch, Step
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.fuse.graph import Node, overwritten

@@ -12,13 +12,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import Unfusable

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pbkern.core import fallback
 from pbkern.core.errors import InternalError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process import disk_cache
 from pbkern.core.process.disk_cache import DiskStore
 from pbkern.lower.rules.debug_callbacks import TRACE
