@@ -44,6 +44,7 @@ from pbkern.fuse.indexing.gather_hoisting import HoistGathers
 from pbkern.fuse.indexing.gather_to_select import GathersToSelects
 from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
 from pbkern.fuse.indexing.reshape_motion import MoveReshapes
+from pbkern.fuse.indexing.row_views import ViewRows
 from pbkern.fuse.indexing.static_updates import UpdatesToSelects
 from pbkern.fuse.indexing.transpose_motion import move_transposes
 from pbkern.fuse.indexing.transposed_operands import fold_transposes
@@ -187,6 +188,11 @@ FUSE_PASSES = (
         FuseNeighbours(),
         "what stands beside hand-written kernels is computed on their blocks",
         when=attrgetter("joins"),
+    ),
+    Pass(
+        "view rows",
+        ViewRows(),
+        "layers of stacked parameters run the same kernels",
     ),
     Pass(
         "operands as equations",

@@ -234,15 +234,18 @@ def set_processor(module, cpu: str, tune: str, features: Iterable[str]) -> None:
 
 
 def join(module, other) -> None:
-    """Moves the definitions of `other` behind those of `module`, which has some; declarations that it defines are dropped."""
-    api = bindings()
-    with _turn, context(), api.ir.Location.unknown():
-        *_, last = present = _functions(module)
+    """Moves the definitions of `other` into `module`; declarations that `module` defines are dropped."""
+    with _turn, context(), bindings().ir.Location.unknown():
+        present = _functions(module)
         have = {op.attributes["sym_name"].value for op in present if "sym_name" in op.attributes}
         for op in _functions(other):
-            if op.attributes["sym_name"].value not in have:
-                op.move_after(last)
-                last = op
+            if op.attributes["sym_name"].value in have:
+                continue
+            if present:
+                op.move_after(present[-1])
+            else:
+                module.body.append(op)
+            present.append(op)
 
 
 def check_lowered(module, dialects: tuple[str, ...] = ("llvm.",)) -> None:
