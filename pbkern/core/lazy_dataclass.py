@@ -141,7 +141,9 @@ def _first_init(cls: type, frozen: bool) -> Callable:
 
 def _init(cls: type, frozen: bool) -> Callable:
     """The class's `__init__`, compiled: parameters in the order of fields, then those by keyword."""
-    positional, by_keyword, body = [], [], []
+    positional: list[str] = []
+    by_keyword: list[str] = []
+    body: list[str] = []
     scope: dict[str, Any] = {"_set": object.__setattr__, "_missing": dataclasses.MISSING}
     for field in dataclasses.fields(cls):
         name = field.name

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from pbkern.core.lazy_dataclass import dataclass
 
-from . import fallback
 from .errors import OptionError
+from .process import fallback
 from .process.context_values import during
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ def run_passes(
     """The value after all passes that `context` does not turn off; `verify` raises where a watched one broke its form.
 
     failed(pass, error) is called for an error, of a pass that is not required, behind which the
-    value goes on as it was (core/fallback.py); it may raise.
+    value goes on as it was (core/process/fallback.py); it may raise.
     """
     runs, settings = _watch.get(), _settings.get() or {}
     for step in passes:

@@ -10,10 +10,10 @@ from operator import attrgetter
 
 from jax.extend import core as jex
 
-from pbkern.core import fallback
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.ops.shared_products import shared_products
 from pbkern.core.passes import Pass, passed_over, run_passes
+from pbkern.core.process import fallback
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import rounded_products, steps_memoised
 from pbkern.fuse.algebra.contraction_precision import set_precision

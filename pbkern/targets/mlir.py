@@ -254,17 +254,17 @@ def check_lowered(module, dialects: tuple[str, ...] = ("llvm.",)) -> None:
     Raises InternalError.
     """
     walk = bindings().ir.WalkResult
-    others: list[str] = []
+    not_lowered: list[str] = []
 
     def visit(op):
         if not op.name.startswith(dialects) and op.name != "builtin.module":
-            others.append(op.name)
+            not_lowered.append(op.name)
         return walk.ADVANCE
 
     with _turn, context():
         module.operation.walk(visit)
-    if others:
-        raise InternalError(f"operation {others[0]} was not lowered")
+    if not_lowered:
+        raise InternalError(f"operation {not_lowered[0]} was not lowered")
 
 
 def llvm_ir(module) -> str:

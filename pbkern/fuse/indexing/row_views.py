@@ -18,9 +18,11 @@ from jax import lax
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms, equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
+from pbkern.fuse.cost.kinds import nbytes
 
 row_view_p = jex.Primitive("row_view")
 
@@ -42,10 +44,9 @@ mlir.register_lowering(row_view_p, mlir.lower_fun(_row, multiple_results=False))
 
 def view_of_row(eqn: jex.JaxprEqn, row: jex.Var) -> jex.JaxprEqn:
     """The view that takes the place of a slice, and of a squeeze behind it, whose result is `row`."""
-    start = np.ravel_multi_index(eqn.params["start_indices"], eqn.invars[0].aval.shape)
-    return eqn.replace(
-        primitive=row_view_p, outvars=[row], params={"start": int(start), "shape": row.aval.shape}
-    )
+    start = np.ravel_multi_index(eqn.params["start_indices"], array_aval(eqn.invars[0]).shape)
+    params = {"start": int(start), "shape": array_aval(row).shape}
+    return eqn.replace(primitive=row_view_p, outvars=[row], params=params)
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,13 @@ class ViewRows:
         """Whether an equation takes a row of its operand."""
         if eqn.primitive.name != "slice" or any(step != 1 for step in eqn.params["strides"] or ()):
             return False
-        whole, shape = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        dims = range(len(shape))
-        leading = next((dim for dim in dims if shape[dim] != 1), len(shape))
-        size = math.prod(shape) * np.dtype(eqn.outvars[0].aval.dtype).itemsize
-        return shape != whole and shape[leading:] == whole[leading:] and size >= self.least_bytes
+        whole, row = array_aval(eqn.invars[0]).shape, array_aval(eqn.outvars[0])
+        leading = next((dim for dim, size in enumerate(row.shape) if size != 1), len(row.shape))
+        return (
+            row.shape != whole
+            and row.shape[leading:] == whole[leading:]
+            and nbytes(row) >= self.least_bytes
+        )
 
     def with_inner(self, eqn: jex.JaxprEqn) -> jex.JaxprEqn:
         """An equation whose own jaxprs have views."""

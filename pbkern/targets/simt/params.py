@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pbkern.core.errors import OptionError
-from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets.params import CheckedParams, DimensionSemantics, is_count
 

@@ -11,10 +11,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pbkern.core import fallback
 from pbkern.core.errors import InternalError
 from pbkern.core.lazy_dataclass import dataclass
-from pbkern.core.process import disk_cache
+from pbkern.core.process import disk_cache, fallback
 from pbkern.core.process.disk_cache import DiskStore
 from pbkern.lower.rules.debug_callbacks import TRACE
 from pbkern.targets.host.runtime import xla
