@@ -7,9 +7,9 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from pbkern.core.errors import OptionError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions, nearest
 
 from .interface.names import check_function_name

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -20,6 +19,7 @@ from pbkern.api.pipeline import Build, build_kernel, current_plan
 from pbkern.core.errors import OptionError, UnsupportedOp
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks
 from pbkern.dsl.build_programs import repeated

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pathlib
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.targets.cpu.machines.devices import CpuDevice
 
 from . import link

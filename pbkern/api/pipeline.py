@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -21,11 +21,12 @@ from jax.extend import core as jex
 from jax.interpreters import mlir
 
 from pbkern import _jax, fuse
-from pbkern.core import config, fallback
+from pbkern.core import config
 from pbkern.core.errors import OptionError, TargetError, UnsupportedOp
 from pbkern.core.jaxprs import equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
-from pbkern.core.process import disk_cache, gc_pause, progress, recursion
+from pbkern.core.process import disk_cache, fallback, gc_pause, progress, recursion
 from pbkern.dsl import checks
 from pbkern.dsl.body_checks.verify import verify
 from pbkern.dsl.build_programs import kernel_program, repeated

@@ -26,10 +26,10 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core import config, fallback
+from pbkern.core import config
 from pbkern.core.jaxprs import equations, literal_value
 from pbkern.core.options import CompileOptions
-from pbkern.core.process import disk_cache
+from pbkern.core.process import disk_cache, fallback
 from pbkern.core.process.disk_cache import DiskStore
 from pbkern.dsl import checks
 from pbkern.dsl.call import kernel_p

@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax, fuse
 from pbkern.core import config
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl import checks
 from pbkern.dsl.kernel import ArrayType
 from pbkern.targets.host.runtime.arena import HUGE_PAGE_BYTES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,10 +11,11 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core import fallback
 from pbkern.core.errors import InternalError, KernelError, OptionError
 from pbkern.core.jaxprs import literal_value
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
+from pbkern.core.process import fallback
 from pbkern.dsl import checks
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel

@@ -16,12 +16,13 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 import jax
 
 from pbkern.core.errors import OptionError, TargetError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import Ran, parsed, watched, with_settings
 from pbkern.core.process import progress
 from pbkern.dsl.kernel import Kernel

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import OptionError, TargetError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.option_uses import check_for, check_for_backend
 from pbkern.core.options import CompileOptions
 from pbkern.core.process.public_names import PublicNames

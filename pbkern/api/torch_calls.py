@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from pbkern.core import config
 from pbkern.core.errors import FallbackWarning, PbkernError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
 from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.core.process.public_names import PublicNames

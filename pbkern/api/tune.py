@@ -17,7 +17,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,6 +25,7 @@ import numpy as np
 
 from pbkern import _jax, fuse
 from pbkern.core.errors import OptionError, PbkernError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction

@@ -7,8 +7,9 @@ Symbols are any hashable: grid axes (`Affine[int]`) in index maps, names of dime
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from pbkern.core.lazy_dataclass import dataclass
 
 S = TypeVar("S", bound=Hashable)
 

@@ -5,7 +5,7 @@
     with budget.at_most(30_000): the same for a part; what the part used stays used
 
 Special ways of lowering multiply text: tiles repeat a body for each of their points. Simpler code
-has less of it (core/fallback.py).
+has less of it (core/process/fallback.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Iterator
 
-from .fallback import Declined
+from .process.fallback import Declined
 
 CHECKED_LINES = 4096  # lines between two looks at the clock
 

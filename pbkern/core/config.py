@@ -14,8 +14,9 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from .errors import OptionError
 

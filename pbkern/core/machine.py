@@ -9,8 +9,9 @@ max(flops / peak, bytes / bandwidth). `op_cycles` prices one element of an eleme
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE, UNMEASURED, PriceTable
 
 # Bytes of a cache line, on all processors so far.

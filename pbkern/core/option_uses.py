@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from .errors import OptionError, TargetError
 from .options import CompileOptions

@@ -17,11 +17,13 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
-from . import fallback
+from pbkern.core.lazy_dataclass import dataclass
+
 from .errors import OptionError
+from .process import fallback
 from .process.context_values import during
 
 T = TypeVar("T")
@@ -179,7 +181,7 @@ def run_passes(
     """The value after all passes that `context` does not turn off; `verify` raises where a watched one broke its form.
 
     failed(pass, error) is called for an error, of a pass that is not required, behind which the
-    value goes on as it was (core/fallback.py); it may raise.
+    value goes on as it was (core/process/fallback.py); it may raise.
     """
     runs, settings = _watch.get(), _settings.get() or {}
     for step in passes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.experimental
@@ -20,6 +19,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import CheckError, KernelError
 from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.primitives import grid
 from pbkern.dsl.text.repro import attach
 

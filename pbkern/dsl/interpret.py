@@ -20,7 +20,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -29,6 +28,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import KernelError, OutOfBoundsError, RaceError, UndefinedReadError
 from pbkern.core.jaxprs import called_jaxpr, literal_value, variables_read
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.elementwise_row import is_evaluated
 from pbkern.dsl.primitives.breakpoint import stop

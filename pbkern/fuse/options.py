@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.algebra.contraction_precision import MATRIX_MODE
 from pbkern.fuse.cost.model import CostModel
 

@@ -10,10 +10,10 @@ from operator import attrgetter
 
 from jax.extend import core as jex
 
-from pbkern.core import fallback
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.ops.shared_products import shared_products
 from pbkern.core.passes import Pass, passed_over, run_passes
+from pbkern.core.process import fallback
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import rounded_products, steps_memoised
 from pbkern.fuse.algebra.contraction_precision import set_precision
@@ -44,6 +44,7 @@ from pbkern.fuse.indexing.gather_hoisting import HoistGathers
 from pbkern.fuse.indexing.gather_to_select import GathersToSelects
 from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
 from pbkern.fuse.indexing.reshape_motion import MoveReshapes
+from pbkern.fuse.indexing.row_views import ViewRows
 from pbkern.fuse.indexing.static_updates import UpdatesToSelects
 from pbkern.fuse.indexing.transpose_motion import move_transposes
 from pbkern.fuse.indexing.transposed_operands import fold_transposes
@@ -187,6 +188,11 @@ FUSE_PASSES = (
         FuseNeighbours(),
         "what stands beside hand-written kernels is computed on their blocks",
         when=attrgetter("joins"),
+    ),
+    Pass(
+        "view rows",
+        ViewRows(),
+        "layers of stacked parameters run the same kernels",
     ),
     Pass(
         "operands as equations",

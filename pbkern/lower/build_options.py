@@ -6,11 +6,12 @@ Defaults suit any device; a target gives its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ONE_EACH, PriceTable
 
 
@@ -70,7 +71,7 @@ class BuildOptions:
       block_copy_bytes: blocks of inputs are copied to scratch, by a loop over the grid dimensions that run in order
         (lower/grid/block_copies.py); those that do not move along them up to this size; 0: blocks are read in place.
       plain: no pass is run that is not required, and emission takes the way that always works: what
-        is left when a special way has failed (core/fallback.py).
+        is left when a special way has failed (core/process/fallback.py).
     """
 
     semantics: tuple[str, ...] | None = None

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedKernel
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.shared_products import shared_products
 from pbkern.core.passes import Pass, run_passes
 from pbkern.dsl.conditional_results import unsure_results

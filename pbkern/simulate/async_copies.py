@@ -6,10 +6,11 @@ is a fault.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from . import ops
 from .counts import Memo

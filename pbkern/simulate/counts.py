@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+
+from pbkern.core.lazy_dataclass import dataclass
 
 # Bytes that memory moves at once. Source: CUDA C++ Best Practices Guide, coalesced access.
 SECTOR_BYTES = 32

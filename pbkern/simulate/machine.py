@@ -9,11 +9,12 @@ judged: complete, or an error. A block's clock counts the instructions of its wa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from pbkern.core.errors import SimulationError
+from pbkern.core.lazy_dataclass import dataclass
 
 from . import async_copies, instructions, matrices, ops, warpgroups  # noqa: F401 (some add rows)
 from .async_copies import LaneCopies

@@ -8,10 +8,11 @@ code is made.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from . import ops
 from .counts import WARP_THREADS, Memo

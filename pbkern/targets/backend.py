@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from pbkern._jax import user_line
-from pbkern.core import fallback
 from pbkern.core.passes import Pass
+from pbkern.core.process import fallback
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
@@ -105,7 +105,7 @@ def device_function(
 ) -> Device:
     """A kernel's function; where a pass or the emission fails, what is made without it, at last plain code.
 
-    Raises what lowering raises where even that fails, and for errors that core/fallback.py does not
+    Raises what lowering raises where even that fails, and for errors that core/process/fallback.py does not
     catch.
     """
     used = [*SHARED_PASSES, *passes]

@@ -185,15 +185,36 @@ def run_passes(module, passes: str):
     return module
 
 
+def _functions(module) -> list:
+    """The operations of a module's own block, symbols all of them.
+
+    A walk makes plain operations. Iteration over a block would make instances of the dialects' Python classes, whose modules
+    take 50 ms to import.
+    """
+    walk = bindings().ir.WalkResult
+    top: list = []
+
+    def visit(op):
+        if op.name == "builtin.module":
+            return walk.ADVANCE
+        top.append(op)
+        return walk.SKIP
+
+    module.operation.walk(visit, bindings().ir.WalkOrder.PRE_ORDER)
+    return top
+
+
 def keep_loops(module) -> None:
     """Hands marks of loops, as scf.for has them, on to LLVM, in a module of LLVM's dialect."""
+    walk = bindings().ir.WalkResult
+
+    def visit(op):
+        if LOOP_MARK in op.attributes:
+            op.attributes["loop_annotation"] = op.attributes[LOOP_MARK]
+        return walk.ADVANCE
+
     with _turn, context():
-        for function in module.body.operations:
-            for region in function.operation.regions:
-                for block in region:
-                    for op in block:
-                        if LOOP_MARK in op.attributes:
-                            op.attributes["loop_annotation"] = op.attributes[LOOP_MARK]
+        module.operation.walk(visit)
 
 
 def set_processor(module, cpu: str, tune: str, features: Iterable[str]) -> None:
@@ -206,24 +227,25 @@ def set_processor(module, cpu: str, tune: str, features: Iterable[str]) -> None:
         }
         if listed:
             attributes["target_features"] = ir.Attribute.parse(f"#llvm.target_features<[{listed}]>")
-        for op in module.body.operations:
-            if op.operation.name == "llvm.func" and op.operation.regions[0].blocks:
+        for op in _functions(module):
+            if op.name == "llvm.func" and op.regions[0].blocks:
                 for name, value in attributes.items():
                     op.attributes[name] = value
 
 
 def join(module, other) -> None:
     """Moves the definitions of `other` into `module`; declarations that `module` defines are dropped."""
-    api = bindings()
-    with _turn, context(), api.ir.Location.unknown():
-        have = {
-            op.attributes["sym_name"].value
-            for op in module.body.operations
-            if "sym_name" in op.attributes
-        }
-        for op in list(other.body.operations):
-            if op.attributes["sym_name"].value not in have:
-                module.body.append(op.detach_from_parent())
+    with _turn, context(), bindings().ir.Location.unknown():
+        present = _functions(module)
+        have = {op.attributes["sym_name"].value for op in present if "sym_name" in op.attributes}
+        for op in _functions(other):
+            if op.attributes["sym_name"].value in have:
+                continue
+            if present:
+                op.move_after(present[-1])
+            else:
+                module.body.append(op)
+            present.append(op)
 
 
 def check_lowered(module, dialects: tuple[str, ...] = ("llvm.",)) -> None:
@@ -231,18 +253,18 @@ def check_lowered(module, dialects: tuple[str, ...] = ("llvm.",)) -> None:
 
     Raises InternalError.
     """
+    walk = bindings().ir.WalkResult
+    not_lowered: list[str] = []
 
-    def check(op) -> None:
-        if not op.name.startswith(dialects):
-            raise InternalError(f"operation {op.name} was not lowered")
+    def visit(op):
+        if not op.name.startswith(dialects) and op.name != "builtin.module":
+            not_lowered.append(op.name)
+        return walk.ADVANCE
 
-    with context():
-        for function in module.body.operations:
-            check(function.operation)
-            for region in function.operation.regions:
-                for block in region:
-                    for op in block:  # LLVM dialect has no regions within functions
-                        check(op.operation)
+    with _turn, context():
+        module.operation.walk(visit)
+    if not_lowered:
+        raise InternalError(f"operation {not_lowered[0]} was not lowered")
 
 
 def llvm_ir(module) -> str:

@@ -15,8 +15,8 @@ import pytest
 
 import pbkern
 from pbkern.api import pipeline, plan_store
-from pbkern.core import config, fallback
-from pbkern.core.process import disk_cache
+from pbkern.core import config
+from pbkern.core.process import disk_cache, fallback
 from pbkern.core.process.jaxpr_digest import described
 
 X = np.random.default_rng(0).normal(size=(64, 128)).astype("f")

@@ -7,9 +7,10 @@ import pytest
 
 import pbkern
 from pbkern.api.pipeline import build_kernel
-from pbkern.core import config, fallback
+from pbkern.core import config
 from pbkern.core.errors import FallbackWarning
 from pbkern.core.options import CompileOptions
+from pbkern.core.process import fallback
 from pbkern.errors import InternalError, TargetError
 from pbkern.targets import get_target
 from pbkern.targets.llvm import process

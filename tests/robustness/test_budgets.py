@@ -10,7 +10,7 @@ import pytest
 import pbkern
 from pbkern.core import config
 from pbkern.core.budget import Budget
-from pbkern.core.fallback import Declined
+from pbkern.core.process.fallback import Declined
 from pbkern.targets.cpu.codegen import kernel as cpu_kernel
 from pbkern.targets.cpu.emit import nests
 from tests.lowered import lowered

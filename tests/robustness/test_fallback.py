@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.core import config, fallback
+from pbkern.core import config
 from pbkern.core.errors import FallbackWarning, KernelError
+from pbkern.core.process import fallback
 from pbkern.fuse.pipeline import FUSE_PASSES
 from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.targets.cpu.passes import CPU_PASSES

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT

@@ -12,7 +12,7 @@ known to have what it uses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from pbkern.aot.interface.arguments import (
 )
 from pbkern.aot.interface.header import Interface
 from pbkern.aot.interface.sizes import Sizes, Symbol, row_extent
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT
 from pbkern.targets.cpu.machines.devices import CpuDevice
 

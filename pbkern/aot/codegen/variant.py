@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pbkern.aot.interface.sizes import Division, Sizes, Symbol, row_extent
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 
 from .independence import FEWER, MORE, Depends, compared, parts_differ, why_rows_depend
 from .sizes import FunctionOfSizes, divided, linear_dimensions, powers_of_two

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from jax.extend import core as jex
 from pbkern._jax import bind_again, user_line
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import called_jaxpr, inner_jaxprs
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 
 from .sizes import TracedForSizes

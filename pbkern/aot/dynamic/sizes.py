@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jax.extend import core as jex
@@ -20,6 +19,7 @@ from pbkern.aot.interface.names import distinct
 from pbkern.aot.interface.sizes import Division, Sizes, Symbol, size_at
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
 
 # Programs of a library that has one for each size, at most: about a second of compilation each.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import ArrayType
 
 # Codes that NAME_try returns; CODES has their words in the header.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from .arguments import CODES, FILE_CODES, SIZE_CODES, Argument
 from .c_types import element_type, memref

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 
 Sizes = Mapping[str, int]
 

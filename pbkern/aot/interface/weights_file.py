@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT
 
 from .arguments import Argument

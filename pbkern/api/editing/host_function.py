@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from pbkern import _jax
 from pbkern.api.pipeline import current_plan
 from pbkern.core.errors import ArgumentError
 from pbkern.core.jaxprs import called_jaxpr, evaluate, retrace
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.call import kernel_p
 from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call

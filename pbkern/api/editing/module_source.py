@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern.core.errors import ArgumentError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.printer import JaxprPrinter, joined_source
 from pbkern.dsl.text.spelling import SpellingScope, dtype_name, plain_number

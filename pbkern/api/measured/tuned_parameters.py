@@ -18,7 +18,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ from pbkern.api.measured.measure import (
 )
 from pbkern.core import config
 from pbkern.core.errors import OptionError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions, nearest
 from pbkern.core.process import disk_cache
 from pbkern.dsl.kernel import Kernel

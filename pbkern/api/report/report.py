@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from pbkern.core.errors import OptionError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import DEFAULT_MACHINE, Machine
 from pbkern.fuse.emit.explain import Explanation
 

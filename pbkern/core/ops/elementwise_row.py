@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from .elementwise_meanings import FORMATS, HALF
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pbkern.core.lazy_dataclass import dataclass
 
 # Scatter -> how it makes an element of the old one and an update.
 SCATTERS = {"scatter": "set"} | {

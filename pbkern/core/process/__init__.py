@@ -1,1 +1,1 @@
-"""This process around a compilation: files on disk, lines on stderr, the garbage collector."""
+"""This process around a compilation: files on disk, lines on stderr, failures that are told, the garbage collector."""

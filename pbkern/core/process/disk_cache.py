@@ -27,10 +27,11 @@ import secrets
 import stat
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from pbkern.core import config
 from pbkern.core.errors import OptionError
+from pbkern.core.lazy_dataclass import dataclass
 
 MAGIC = b"pbkern entry 1\n"
 SUFFIX = ".pbk"

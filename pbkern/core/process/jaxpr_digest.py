@@ -11,7 +11,6 @@ import dataclasses
 import enum
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import as_dtype, literal_value
+from pbkern.core.lazy_dataclass import dataclass
 
 # Parameters that only derivatives read: functions that the equation itself does not call.
 DERIVATIVE_RULES = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "policy"})

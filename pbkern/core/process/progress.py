@@ -14,9 +14,9 @@ import contextvars
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from pbkern.core import config
+from pbkern.core.lazy_dataclass import dataclass
 
 from .context_values import during
 

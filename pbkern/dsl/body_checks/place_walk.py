@@ -8,7 +8,7 @@ benefit of the doubt; a loop is followed for its first turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jaxprs import called_jaxpr, inner_jaxprs, literal_value, variables_read
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.interpret import numpy_result
 from pbkern.dsl.primitives.ref_access import is_ref_access, ref_access
 

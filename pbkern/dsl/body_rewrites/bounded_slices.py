@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import KernelError, UnsupportedOp
 from pbkern.core.jaxprs import retrace_into
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Element
 from pbkern.dsl.primitives import grid
 from pbkern.dsl.primitives.atomics import positions

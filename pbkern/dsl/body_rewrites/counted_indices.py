@@ -7,7 +7,7 @@ along one of its dimensions names each element once, in the order of a slice.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.primitives.ref_access import (
     GatheredIndex,
     Index,

@@ -11,11 +11,11 @@ NaN.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from pbkern.core.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jaxprs import retrace, retrace_into, rules_kept
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.primitives.ref_access import is_ref_access
 

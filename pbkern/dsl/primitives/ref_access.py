@@ -9,7 +9,6 @@ which value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import literal_value
+from pbkern.core.lazy_dataclass import dataclass
 
 # Most elements, or cells of a grid, that are marked one by one.
 MOST_MARKED = 1 << 20

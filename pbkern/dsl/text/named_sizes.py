@@ -12,8 +12,8 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import BlockSize, BlockSizes, Kernel
 
 # An integer that is no part of a name or of a number with a point.

@@ -16,7 +16,6 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +25,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jaxprs import retrace_into, rules_kept
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.derivative_refusals import refuse, refuse_order, refuse_views
 from pbkern.dsl.body_rewrites.pure_program import pure_program
 from pbkern.dsl.interpret import parallel_dims

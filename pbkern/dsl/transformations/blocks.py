@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.derivative_refusals import derivative_error
 from pbkern.dsl.interpret import parallel_dims
 from pbkern.dsl.kernel import Blocked, BlockMapping, Element, Kernel, Squeezed

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jax
@@ -24,6 +23,7 @@ from pbkern import _jax
 from pbkern._jax import bind_again
 from pbkern._user_lines import UserLine, raise_at
 from pbkern.core.jaxprs import evaluate
+from pbkern.core.lazy_dataclass import dataclass
 
 from .constant_iotas import count_progressions
 from .residuals import Residuals, choose_residuals

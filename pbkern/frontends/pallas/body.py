@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -20,6 +19,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import inner_jaxprs, retrace_into
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.rules import RuleTable
 from pbkern.dsl import checks
 from pbkern.dsl.body_rewrites import value_primitives

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import equations, has_rules, rules_kept
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_checks.verify import verify
 from pbkern.dsl.body_rewrites import bounded_slices
 from pbkern.dsl.body_rewrites.byte_refs import held, held_as

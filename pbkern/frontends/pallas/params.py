@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.targets.amdgpu.params import CompilerParams as AmdParams
 from pbkern.targets.cpu.params import CompilerParams
 from pbkern.targets.nvgpu.params import CompilerParams as NvidiaParams

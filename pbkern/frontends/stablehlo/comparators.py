@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from .constants import constant
 from .operation import HloOperation, made_by, tensor_type

@@ -7,7 +7,6 @@ What cannot be imported is found, all of it, before anything is traced. The jaxp
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jax.extend import core as jex
 from jaxlib.mlir import ir
 
 from pbkern.core.errors import ArgumentError, PbkernError, UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 
 from . import ops
 from .canonical import canonicalise, functions_of, name_of

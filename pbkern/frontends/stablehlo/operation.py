@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +11,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 
 from .constants import dense, dense_integers
 from .places import SourcePlaces

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from jaxlib.mlir.dialects import stablehlo
 from pbkern import _jax
 from pbkern._user_lines import UserLine
 from pbkern.core.errors import ArgumentError, TargetError, UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 
 from .places import SourcePlaces
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from pbkern import _jax
 from pbkern._user_lines import UserLine
+from pbkern.core.lazy_dataclass import dataclass
 
 TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"(?::(\d+):(\d+))?')
 PARSED = "-"  # MLIR's parser calls the file of a text without locations so

@@ -7,13 +7,13 @@ of the function that is traced, and a function is traced anew for other constant
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from pbkern.core.errors import ArgumentError, UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 
 # Element types that kernels have.
 DTYPES = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +12,7 @@ import tensorflow as tf
 from pbkern import _jax
 from pbkern._user_lines import UserLine
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.frontends.stablehlo.places import LIBRARIES
 
 from .arguments import DTYPES, Arguments

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from jax.extend import core as jex
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.rounding import rounded
 from pbkern.dsl.primitives import in_range
 

@@ -6,7 +6,6 @@ Those that nothing reads are none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind, OutputKind
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 
 from .aten.table import name_of
 from .capture import GraphArgument, ResultPlace, array_of, capture, described, unsupported

@@ -9,7 +9,7 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from pbkern.core.errors import FallbackWarning, UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 
 from . import recurrent, shapes
 from .capture import (

@@ -16,7 +16,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from jax.extend import core as jex
 from pbkern._jax import ref_aval, source_context
 from pbkern.core.affine import Affine
 from pbkern.core.jax_types import array_aval
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.shared_products import rounded
 from pbkern.core.process.context_values import during
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from jax import lax
 from pbkern._jax import user_line
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.rules import RuleTable
 
 ZERO: Affine = Affine()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -21,6 +20,7 @@ from jax.extend import core as jex
 from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.dsl.primitives.grid import program_id
 from pbkern.dsl.specs import BlockSpec

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 from pbkern.fuse.simplify.facts import Notes

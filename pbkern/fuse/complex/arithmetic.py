@@ -10,12 +10,13 @@ on arrays of complex numbers are to_pairs.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
 import numpy as np
 from jax import lax
+
+from pbkern.core.lazy_dataclass import dataclass
 
 Part = Any  # an array or a NumPy scalar
 

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jax import lax
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from . import arithmetic
 from .arithmetic import Complex, Part

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -25,6 +24,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of
 from pbkern.core import jaxprs
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import CONTROL
 

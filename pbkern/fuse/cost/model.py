@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from jax.extend import core as jex
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.blocks import BlockRequests, Step
 from pbkern.fuse.access.rules import Access
 

@@ -9,7 +9,7 @@ Targets say how programs are spread (`Spread`); the terms are the same for all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pbkern.core.lazy_dataclass import dataclass
 
 from .model import Cost, CostModel
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from jax.extend import core as jex
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.access.blocks import BlockRequests, Step, volume
 from pbkern.fuse.access.rules import Access

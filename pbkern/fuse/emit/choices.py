@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pbkern.core.errors import ScheduleError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Kernel
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import NeedsWhole

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jax.extend import core as jex
@@ -19,6 +18,7 @@ from jax.extend import core as jex
 from pbkern._jax import params_of
 from pbkern.core.affine import Affine
 from pbkern.core.jax_types import array_aval
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import BufferView, Cond, Copy, HostWhile, Loop, Step
 from pbkern.fuse.graph import Inner, Node
 from pbkern.fuse.partition.donation import in_place

@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from jax.extend import core as jex
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import Buffer, BufferKind, BufferView, Copy, HostProgram, Launch, Step
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.fuse.graph import Node, overwritten
+from pbkern.fuse.indexing.row_views import row_view_p
 from pbkern.fuse.tiling.block_search import Schedule
 
 from .block_sizes import block_sizes
@@ -41,12 +43,12 @@ class HostProgramBuilder:
       kernels: id of a node -> its kernel; a loop's steps may use one twice.
       shared: result -> the operand whose memory it takes.
       params_for: grid semantics, and fields of CompilerParams by name -> compiler_params of a fused kernel.
-      arguments: the function's operands in their order, with their names.
+      arguments: the function's operands in their order, then views of their rows, with the names of the operands.
     """
 
     name: str
     params_for: Callable
-    arguments: Mapping[jex.Var, str] = field(default_factory=dict)
+    arguments: dict[jex.Var, str] = field(default_factory=dict)
     views: dict = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -172,11 +174,14 @@ class HostProgramBuilder:
 
     def alias(self, eqn) -> list[Step]:
         (source, *_), (var,) = eqn.invars, eqn.outvars
-        if (
-            var in self.views and self.views[var].buffer != self.place(source).buffer
-        ):  # a result of its own
-            return [Copy(self.typed(self.place(source), var.aval), self.views[var])]
-        self.views.setdefault(var, self.typed(self.place(source), var.aval))
+        view = self.typed(self.place(source), var.aval)
+        if eqn.primitive is row_view_p:
+            view = dataclasses.replace(view, offset=view.offset + eqn.params["start"])
+            if source in self.arguments:
+                self.arguments[var] = self.arguments[source]
+        if var in self.views and self.views[var].buffer != view.buffer:  # a result of its own
+            return [Copy(view, self.views[var])]
+        self.views.setdefault(var, view)
         return []
 
 
@@ -240,7 +245,7 @@ def build_program(
     arguments: Mapping[jex.Var, str],
 ) -> HostProgram:
     """The HostProgram that runs `nodes`: `reads` are its inputs and `makes` its outputs, in order."""
-    builder = HostProgramBuilder(identifier(name), params_for, arguments)
+    builder = HostProgramBuilder(identifier(name), params_for, dict(arguments))
     for n, var in enumerate(reads):
         builder.views[var] = builder.buffer("in", var.aval, BufferKind.INPUT, n)
     for n, var in enumerate(makes):

@@ -8,7 +8,7 @@ literals or repeats.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, source_context, user_line
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.fuse.access.blocks import literal
 from pbkern.fuse.algebra.prng_keys import keys_of_words, words_of_keys

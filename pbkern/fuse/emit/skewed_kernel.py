@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jax_types import array_aval
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.primitives.grid import ds, program_id, when
 from pbkern.dsl.trace import trace_kernel

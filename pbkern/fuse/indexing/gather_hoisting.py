@@ -9,13 +9,13 @@ The same values bit by bit. What has other readers stays in front of the gather.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
 from pbkern.core.passes import threshold

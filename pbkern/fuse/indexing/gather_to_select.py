@@ -10,13 +10,13 @@ values bit by bit.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations, inner_jaxprs
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.dimension_map import MOVING, moved

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 from jax import lax
@@ -18,6 +17,7 @@ from jax.extend import core as jex
 
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace

@@ -9,7 +9,6 @@ of one window at a known place becomes a slice, top_k the first elements of a so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -19,6 +18,7 @@ from jax.extend import core as jex
 from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.ops.top_k import by_sorting
 from pbkern.core.passes import threshold

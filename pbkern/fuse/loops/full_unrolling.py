@@ -8,13 +8,12 @@ neighbours stay a loop, which fuse/time_tiling/overlapped.py tiles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from jax import lax
 from jax.extend import core as jex
 
 from pbkern._jax import params_of
 from pbkern.core.jaxprs import equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import jax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of
 from pbkern.core.jaxprs import evaluate, inner_jaxprs
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes
 from pbkern.fuse.cost.model import CostModel

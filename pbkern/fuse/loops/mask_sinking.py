@@ -11,12 +11,12 @@ invariant hoisting, on purpose.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of, source_of
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import literal
 from pbkern.fuse.cost.kinds import is_of_index_tests

@@ -18,10 +18,10 @@ group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from pbkern.core.jaxprs import leading_to
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import VIEWS, is_heavy

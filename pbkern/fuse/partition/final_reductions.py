@@ -17,9 +17,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import NeedsWhole

@@ -11,13 +11,13 @@ value run before it (`order` in fuse/graph.py); where they cannot, one copy is m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from jax.extend import core as jex
 
 from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import is_alias

@@ -8,10 +8,10 @@ single step of joining shows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pbkern.core.jaxprs import atoms
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS

@@ -11,10 +11,10 @@ solutions of transposed triangular systems .74 to .94, a Cholesky factor and its
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from jax.extend import core as jex
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import VIEWS, is_of_index_tests, nbytes
 from pbkern.fuse.graph import Node, Partition

@@ -6,11 +6,11 @@ rows a program takes, the more of its work is masked. Works on the final groups 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from jax.extend import core as jex
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import BlockRequests
 from pbkern.fuse.cost.kinds import CONTRACTIONS

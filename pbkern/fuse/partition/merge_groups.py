@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy, nbytes
 from pbkern.fuse.graph import Node

@@ -21,11 +21,11 @@ Works on the groups of partitioner.py, once none of them can merge with another 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from jax.extend import core as jex
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import nbytes
 from pbkern.fuse.graph import Edge, Node

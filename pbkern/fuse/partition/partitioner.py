@@ -12,13 +12,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import Unfusable
@@ -36,6 +37,7 @@ from pbkern.fuse.cost.kinds import (
 )
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Node, Partition
+from pbkern.fuse.indexing.row_views import row_view_p
 from pbkern.fuse.indexing.sorted_prefix import first_sorted_p
 from pbkern.fuse.simplify.driver import CONTROL
 from pbkern.fuse.tiling.block_search import Schedule, schedule_at
@@ -50,6 +52,9 @@ from pbkern.fuse.time_tiling.limits import TimeTilingLimits
 
 from .control_regions import control_node
 from .in_place_updates import InPlaceUpdates, Update, UpdateLimits
+
+# Primitives whose results are views of their operands in memory, and run no kernel.
+VIEWS_IN_MEMORY = (*VIEWS_OF_COMPLEX, row_view_p.name)
 
 
 def has_chained_reductions(eqns: Iterable) -> bool:
@@ -277,7 +282,7 @@ class Partitioner:
             return "xla", "it has side effects"
         if name in CONTROL:
             return "control", ""
-        if name not in rules and name not in VIEWS_OF_COMPLEX:
+        if name not in rules and name not in VIEWS_IN_MEMORY:
             return "xla", "no access rule"
         if any(
             math.prod(var.aval.shape) == 0
@@ -287,7 +292,7 @@ class Partitioner:
             return "xla", "an empty array"
         if is_long(eqn):
             return "xla", f"more than {MAX_EXTENT} elements along a dimension"
-        if name in VIEWS_OF_COMPLEX:
+        if name in VIEWS_IN_MEMORY:
             return "alias", ""
         if any(
             not hasattr(var.aval, "dtype") or str(var.aval.dtype).startswith(("key<", "complex"))

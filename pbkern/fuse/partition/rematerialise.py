@@ -12,13 +12,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from jax.extend import core as jex
 
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms, leading_to
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy, nbytes
 from pbkern.fuse.graph import Edge, Node

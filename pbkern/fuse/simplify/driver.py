@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -19,6 +18,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import bind_again, source_of, user_line
 from pbkern.core import jaxprs
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.linear_algebra import RULES
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import literal
@@ -79,14 +79,16 @@ def simplify(
     *,
     unsafe_math: bool = True,
     platform: str = "cpu",
-    limits: Simplify = Simplify(),
+    limits: Simplify | None = None,
     lanes: int = 8,
 ) -> jex.ClosedJaxpr:
     """Runs the rewrites, then CSE and dead code elimination.
 
     `unsafe_math` admits rewrites that may change rounding, except of means. Of branches for several
-    platforms, only the one for `platform` stays. lanes: float32 elements of a vector.
+    platforms, only the one for `platform` stays. limits: thresholds, default those
+    of the pass. lanes: float32 elements of a vector.
     """
+    limits = limits or Simplify()
     sums = _long_sums(closed.jaxpr, limits.long_sum_terms) if unsafe_math else set()
     pooled = functools.partial(scatter_to_argmax, most_offsets=limits.most_window_offsets)
     solver = functools.partial(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 
 

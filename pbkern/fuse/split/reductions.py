@@ -20,7 +20,6 @@ LeVeque 1983). For exponentials, l are the maxima of chunks, and c follows from 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -28,6 +27,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.windows_contractions import (
     REDUCERS,
     greatest,

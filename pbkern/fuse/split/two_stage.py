@@ -8,13 +8,13 @@ Sums are reassociated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import Pass
 from pbkern.fuse.access.rules import is_long

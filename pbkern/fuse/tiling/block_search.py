@@ -12,7 +12,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jax.extend import core as jex
@@ -20,6 +20,7 @@ from jax.extend import core as jex
 from pbkern.core.affine import Affine
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS, ScatterForm
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request, request_more, volume
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole

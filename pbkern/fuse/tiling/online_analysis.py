@@ -21,7 +21,6 @@ import contextvars
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax.extend import core as jex
@@ -29,6 +28,7 @@ from jax.extend import core as jex
 from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms, leading_to
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.dimension_map import MOVING, Places, moved

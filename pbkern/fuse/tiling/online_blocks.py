@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.blocks import BlockRequests, Step, Unfusable, request, step_of, volume
 from pbkern.fuse.access.dimension_map import Places
 from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, is_whole

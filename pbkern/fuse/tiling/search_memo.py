@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from jax.extend import core as jex
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import LaterRequests, Unfusable
 from pbkern.fuse.access.rules import Access, NeedsWhole

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import cast
 
@@ -24,6 +24,7 @@ from jax.extend import core as jex
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
 from pbkern.fuse.cost.kinds import itemsize, nbytes

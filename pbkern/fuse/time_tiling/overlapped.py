@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 from jax import lax
@@ -20,6 +20,7 @@ from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable
 from pbkern.fuse.access.rules import NeedsWhole, whole

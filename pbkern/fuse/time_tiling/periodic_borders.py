@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 
 import jax
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
 from pbkern.core.jax_types import array_aval
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, pull, rules
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes

@@ -14,10 +14,10 @@ grid index g must be a multiple of the block: g * block becomes min(g * block, e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.core.jaxprs import equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import BlockMapping, Kernel, Squeezed
 from pbkern.dsl.primitives.ref_access import Range, is_ref_access, ref_access
 from pbkern.lower.nest.ir import Expr, Let, Nest, Pool, Prefetch, Stmt, with_bodies

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.core.jaxprs import equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.nest.conditions.index_tests import Bounds, interval
 from pbkern.lower.values.values import Index

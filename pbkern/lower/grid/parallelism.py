@@ -8,8 +8,7 @@ Dimensions of dynamic size run in order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process.jaxpr_digest import same
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.build_options import BuildOptions

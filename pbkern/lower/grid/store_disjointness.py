@@ -13,13 +13,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Kernel, Squeezed
 from pbkern.lower.build import BodyBuilder
 from pbkern.lower.build_options import BuildOptions

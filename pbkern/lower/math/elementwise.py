@@ -9,10 +9,10 @@ convert_element_type and reduce_precision round. Functions with polynomials are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.elementwise_row import kind_of
 from pbkern.core.rules import RuleTable

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import ml_dtypes
 import numpy as np
 
 from pbkern.core.errors import InternalError
+from pbkern.core.lazy_dataclass import dataclass
 
 from . import integer_division
 from .element_types import (

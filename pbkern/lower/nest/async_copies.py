@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from pbkern.core.errors import InternalError
+from pbkern.core.lazy_dataclass import dataclass
 
 from .ir import Buf, Const, Expr, InRange, Load, Nest, Op
 from .tiles.tiling import Tiling

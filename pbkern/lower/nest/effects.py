@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from .ir import (
     AsyncCopy,

@@ -13,12 +13,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise_row import rounded
 from pbkern.dsl.interpret import poison
 from pbkern.lower.nest.ir import Accumulator, Const, Gather, IndexValue, InRange, Load, Op, Shifted

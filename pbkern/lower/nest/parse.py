@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import ml_dtypes
@@ -19,6 +19,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
+from pbkern.core.lazy_dataclass import dataclass
 
 from .context import NestContext
 from .effects import accessed

@@ -7,11 +7,11 @@ combined, and how one more point is added.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.math import elementwise
 from pbkern.lower.mlir.element_types import ELEMENTS, compute_el, is_float
 from pbkern.lower.mlir.ops import Builder, Ssa

@@ -14,11 +14,12 @@ come. Of products, the tail is left out in which both operands are masked to zer
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import Pass, threshold
 from pbkern.lower.nest.conditions.index_tests import (
     BOOL,

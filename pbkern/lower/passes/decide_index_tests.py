@@ -13,9 +13,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.addresses import is_written
 from pbkern.lower.nest.conditions.index_tests import Bounds, simplified, with_nests_within

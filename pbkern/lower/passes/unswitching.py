@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.conditions.index_tests import BOOL, with_nests_within
 from pbkern.lower.nest.context import NestContext

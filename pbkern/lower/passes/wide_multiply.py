@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Const, Expr, Nest, Op, Pool, Stmt, with_nests

@@ -16,9 +16,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.addresses import is_written
 from pbkern.lower.nest.conditions.index_tests import Bounds, Folder, with_nests_within

@@ -7,7 +7,6 @@ subscripts made from it stay affine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from jax.extend import core as jex
 from pbkern._jax import params_of
 from pbkern.core.affine import Affine
 from pbkern.core.jax_types import array_aval
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.rules import RuleTable
 from pbkern.lower.nest.context import INT32_MAX
 from pbkern.lower.nest.ir import Buf, For, If, Stmt, While

@@ -12,12 +12,12 @@ that the kernel updates, the launch keeps a copy.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl import checks
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.breakpoint import breakpoint_p

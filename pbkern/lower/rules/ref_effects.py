@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.primitives.ref_access import GatheredIndex, Range, ref_access
 from pbkern.lower.nest.conditions.index_tests import BOOL, interval
 from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Pool, Stmt, Store

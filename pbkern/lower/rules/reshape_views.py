@@ -6,9 +6,8 @@ n]. Nothing is copied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.reshape import segments
 from pbkern.lower.nest.edit.collapse_dims import Aliases
 from pbkern.lower.values.values import ZERO, Index, Stored

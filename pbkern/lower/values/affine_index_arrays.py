@@ -10,11 +10,12 @@ for what dynamic_strides.py calls bends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.addresses import as_affine
 from pbkern.lower.nest.conditions.index_tests import Folder, interval
 from pbkern.lower.nest.ir import Const, Expr, IndexValue, InRange

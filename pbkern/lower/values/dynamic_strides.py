@@ -11,8 +11,7 @@ where one could make up for another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.conditions.index_tests import UNBOUNDED
 from pbkern.lower.nest.ir import Const, Expr, IndexValue, InRange, Load, Op
 

@@ -7,11 +7,11 @@ one after the other. Refs are views of the buffers that items store to.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.ir import Buf
 
 from .values import Index, Value

@@ -8,12 +8,13 @@ an iteration space of its own. A `Stored` value lives in a buffer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.ir import Buf, Expr, Pool
 
 Index = tuple[Affine, ...]

@@ -10,9 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 
 from pbkern.core.errors import InternalError, TargetError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.targets.simt import llvm
 from pbkern.targets.simt.emit.kernel import ThreadFunction
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import Machine
 from pbkern.targets.simt.emit.kernel import ThreadFunction
 from pbkern.targets.simt.target import ThreadTarget

@@ -6,12 +6,12 @@ import abc
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
 from jax.extend import core as jex
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import BlockRequests, Step
 from pbkern.fuse.access.rules import Access

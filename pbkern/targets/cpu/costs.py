@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.cost.roofline import Spread, Terms
 from pbkern.targets.costs.model import UNBALANCED, MachineCosts
 

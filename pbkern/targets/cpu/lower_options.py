@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import LINE_BYTES
 from pbkern.core.ops.elementwise import PriceTable
 from pbkern.lower.build_options import BuildOptions, SortScratch

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.targets.costs.sorts import (
     RANK_VECTOR_BITS,
     digit_bits,

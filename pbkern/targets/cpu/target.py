@@ -9,10 +9,10 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pbkern.core import config, fallback
+from pbkern.core import config
 from pbkern.core.errors import TargetError
 from pbkern.core.machine import Machine
-from pbkern.core.process import disk_cache
+from pbkern.core.process import disk_cache, fallback
 from pbkern.core.process.disk_cache import DiskStore
 from pbkern.core.process.made_once import MadeOnce
 from pbkern.dsl.build_programs import in_stages, kernel_program

@@ -14,8 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from pbkern.core import fallback
-from pbkern.core.process import gc_pause, progress, recursion
+from pbkern.core.process import fallback, gc_pause, progress, recursion
 from pbkern.core.process.disk_cache import DiskStore
 from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.targets import mlir

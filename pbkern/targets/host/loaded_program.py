@@ -10,13 +10,14 @@ import ctypes
 import functools
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
 import numpy as np
 
 from pbkern import _jax
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.dsl.kernel import ArrayType
 from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT

@@ -8,9 +8,9 @@ import os
 import pathlib
 import platform
 import re
-from dataclasses import dataclass
 
 from pbkern.core.errors import TargetError
+from pbkern.core.lazy_dataclass import dataclass
 
 CPUINFO = pathlib.Path("/proc/cpuinfo")
 

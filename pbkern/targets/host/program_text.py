@@ -8,10 +8,10 @@ then outputs), `arena` holds temporaries and, behind them, what launches need.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import (
     BufferKind,
     BufferView,

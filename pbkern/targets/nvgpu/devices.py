@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pbkern.core.errors import OptionError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.targets.simt.device import NVIDIA, VendorCode, kind_of_name
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from pbkern.core.errors import InternalError, TargetError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import (
     Buffer,
     BufferKind,

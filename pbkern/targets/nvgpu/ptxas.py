@@ -15,9 +15,9 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from dataclasses import dataclass
 
 from pbkern.core.errors import TargetError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process import disk_cache
 
 KIND = "cubin"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from pbkern.core.errors import OptionError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import nearest
 from pbkern.lower.mlir.math_table import SHARED, MathTable
 from pbkern.lower.mlir.operation import Emit, Operation

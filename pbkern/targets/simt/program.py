@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, Protocol, TypeVar
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.host_program import HostProgram
 

@@ -8,11 +8,10 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pbkern.core import fallback
 from pbkern.core.errors import OptionError
 from pbkern.core.machine import Machine
 from pbkern.core.options import CompileOptions
-from pbkern.core.process import disk_cache
+from pbkern.core.process import disk_cache, fallback
 from pbkern.core.process.disk_cache import DiskStore
 from pbkern.dsl.build_programs import in_stages, kernel_program
 from pbkern.dsl.host_program import HostProgram, ProgramSignature

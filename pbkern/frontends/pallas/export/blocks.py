@@ -16,7 +16,6 @@ Windows that overlap (Element) are copied side by side:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +25,7 @@ import numpy as np
 from jax import lax
 
 from pbkern.core.jaxprs import retrace_into
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Blocked, BlockMapping, Element, Squeezed
 from pbkern.dsl.primitives.grid import cdiv
 

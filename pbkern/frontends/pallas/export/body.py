@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from jax import lax
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import retrace_into
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.contents import access_of, read, written
 from pbkern.dsl.kernel import Kernel, Squeezed
 from pbkern.dsl.primitives.ref_access import (

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from pbkern import _jax
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites import bitcasts
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from jax import lax
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.narrow_floats import (
     decode,
     encode,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.rules import RuleTable
 
 

@@ -12,7 +12,6 @@ import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -22,6 +21,7 @@ from jax.extend import core as jex
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.dsl.conditional_results import unsure_results
 from pbkern.dsl.interpret import parallel_dims

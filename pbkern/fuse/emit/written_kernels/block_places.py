@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -20,6 +19,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.affine import Affine
 from pbkern.core.jax_types import array_aval
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Blocked, BlockMapping, Element, Kernel, Squeezed
 from pbkern.dsl.primitives.grid import in_bounds, program_id
 from pbkern.dsl.specs import canonical_index_map

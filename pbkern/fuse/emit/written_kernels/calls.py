@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from pbkern import _jax
 from pbkern.core.jaxprs import equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process.jaxpr_digest import same
 from pbkern.dsl.kernel import BlockMapping, Kernel, Scratch
 from pbkern.dsl.trace import canonical_body

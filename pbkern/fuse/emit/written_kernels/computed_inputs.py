@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import jax
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import input_fusion, with_input_fusion
 from pbkern.dsl.primitives.ref_access import GatheredIndex
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request, run_steps

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import jax
 from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jaxprs import atoms, equations, fresh_aval
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.dsl.call import kernel_p

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms, equations
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import BlockMapping, Kernel
 from pbkern.fuse.access.blocks import volume
 from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes

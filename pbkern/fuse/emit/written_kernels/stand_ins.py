@@ -6,7 +6,6 @@ A StandIn takes the place of a Ref among a body's arguments, and says what loads
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms, retrace_into
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.contents import access_of, read
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.ref_access import RefAccess, is_ref_access, is_whole, ref_access

@@ -8,9 +8,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.ir import Accumulator, Expr, Gather, InRange, Load, Nest, Op, Pool, nodes
 
 from .index_tests import BOOL, UNBOUNDED

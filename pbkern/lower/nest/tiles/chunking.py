@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from .layout import Layout, steps
 

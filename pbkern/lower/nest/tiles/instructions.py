@@ -11,10 +11,12 @@ says by three layouts which register of which lane holds which element.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from .layout import Layout, steps
 

@@ -17,12 +17,12 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 
 Vector = tuple[int, ...]
 T = TypeVar("T", int, np.ndarray)

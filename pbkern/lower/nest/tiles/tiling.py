@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from pbkern.core.lazy_dataclass import dataclass
 
 from .instructions import ProductInstruction
 from .layout import Layout, steps

@@ -8,11 +8,12 @@ that neither nest uses may be masked.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.mlir.element_types import compute_el, is_float
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.context import NestContext

@@ -18,11 +18,12 @@ where x is -inf, for no key has been seen. Sums are zero there, too: at first, a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.conditions.mask_intervals import MaskSpan, is_masked, mask_span

@@ -16,11 +16,12 @@ there would have made the result NaN.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.conditions.mask_intervals import MaskSpan, live_span, outside
 from pbkern.lower.nest.context import NestContext

@@ -17,11 +17,12 @@ NaN as without strips. exp_of_difference.py says which nests these are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext

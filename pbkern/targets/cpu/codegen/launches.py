@@ -6,8 +6,9 @@ The host's text refers to kernels by their lowered signature, so the two modules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import BufferView, HostProgram, Launch
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets.cpu.schedule.task_size import tasks

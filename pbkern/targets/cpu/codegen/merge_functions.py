@@ -9,8 +9,8 @@ strides may not: LLVM makes better loops of constants.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.operation import CALL, Operation, walk
 from pbkern.lower.mlir.text import STACK

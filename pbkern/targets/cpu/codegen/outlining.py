@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from pbkern.core.errors import InternalError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.mlir import operation, range_reports
 from pbkern.lower.mlir.operation import CALL, Operation, replaced, walk
 from pbkern.lower.mlir.text import Block, Text

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text

@@ -9,8 +9,8 @@ no calls, and LLVM interleaves their vectors.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.math import elementwise
 from pbkern.lower.math.elementwise import EqnInfo
 from pbkern.lower.mlir import operation, range_reports

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from pbkern.core.errors import InternalError
-from pbkern.core.fallback import Declined
+from pbkern.core.process.fallback import Declined
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import (

@@ -6,8 +6,8 @@ It is loaded before, carried through, stored behind.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.operation import TILE
 from pbkern.lower.mlir.ops import Ssa

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.context import NestPolicy
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
 from pbkern.targets.costs.sizes import MASK_STRIP

@@ -16,11 +16,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 
 from pbkern.core.errors import OptionError, TargetError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process import disk_cache
 from pbkern.targets import mlir
 from pbkern.targets.host.objects import elf_loader

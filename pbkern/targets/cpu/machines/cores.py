@@ -10,7 +10,9 @@ them. "assumed": nobody has looked it up or measured it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+
+from pbkern.core.lazy_dataclass import dataclass
 
 # LLVM's names of instruction sets: what the levels of x86-64 consist of (System V ABI, AMD64
 # supplement, 3.1.1), as far as code can tell: older ones are part of each.

@@ -14,11 +14,11 @@ import functools
 import importlib
 import itertools
 import platform
-from dataclasses import dataclass
 from typing import Any
 
 from pbkern.core import config
 from pbkern.core.errors import OptionError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import nearest
 from pbkern.targets import mlir
 from pbkern.targets.host.processor import cpu_flags, cpuinfo, may_use_tiles

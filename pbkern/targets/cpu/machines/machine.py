@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import DEFAULT_MACHINE, Machine
 from pbkern.core.ops.elementwise import PriceTable
 from pbkern.targets.cpu.math.op_cycles import COST

@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.nest.addresses import flat_coefficient

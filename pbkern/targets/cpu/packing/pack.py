@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import collapse

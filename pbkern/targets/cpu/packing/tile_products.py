@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.edit.unroll import with_results
 from pbkern.lower.nest.ir import Buf, Expr, For, Load, Nest, Op, Reduction, Stmt, Store, with_nests
 from pbkern.lower.nest.tiles.instructions import ProductInstruction

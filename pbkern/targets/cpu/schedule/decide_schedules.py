@@ -6,8 +6,8 @@ nest [d0<100, d1<64]  ...   ->   nest [d0<100, d1<64] schedule(lanes=8, vector='
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Nest, Stmt, with_nests

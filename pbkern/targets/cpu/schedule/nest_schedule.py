@@ -6,10 +6,11 @@ import ast
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 from pbkern.core.errors import InternalError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.ir import Buf, Nest
 from pbkern.lower.nest.parse import Dialect
 from pbkern.targets.cpu.schedule.instructions import INSTRUCTIONS

@@ -10,9 +10,10 @@ last.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For, Load, Nest, Store
 from pbkern.targets.cpu.machines.machine import Vectors

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index, is_written
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Op, Pool, Shifted
 from pbkern.targets.cpu.machines.machine import Vectors

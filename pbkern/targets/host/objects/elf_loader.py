@@ -15,10 +15,11 @@ import mmap
 import platform
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from pbkern.core.errors import InternalError
+from pbkern.core.lazy_dataclass import dataclass
 
 from .relocations import ADDRESS_IN_STUB, JUMP, KINDS, STUB_BYTES, Relocation
 

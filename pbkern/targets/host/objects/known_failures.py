@@ -6,8 +6,9 @@ import contextlib
 import json
 from collections.abc import Iterator
 
-from pbkern.core import config, fallback
+from pbkern.core import config
 from pbkern.core.errors import InternalError, PbkernError
+from pbkern.core.process import fallback
 from pbkern.core.process.disk_cache import DiskStore
 
 KIND = "failure"

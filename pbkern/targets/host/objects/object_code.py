@@ -9,12 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from pbkern.core import fallback
 from pbkern.core.errors import InternalError
-from pbkern.core.process import disk_cache
+from pbkern.core.lazy_dataclass import dataclass
+from pbkern.core.process import disk_cache, fallback
 from pbkern.core.process.disk_cache import DiskStore
 from pbkern.lower.rules.debug_callbacks import TRACE
 from pbkern.targets.host.runtime import xla

@@ -6,8 +6,9 @@ Kinds that are not here are those of other code models, and of thread-local and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from pbkern.core.lazy_dataclass import dataclass
 
 # Range of values of which a relocation takes some bits, whatever the others are.
 ANY = (-(1 << 64), 1 << 64)

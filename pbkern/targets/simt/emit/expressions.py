@@ -7,10 +7,11 @@ that the nest writes stays where it is asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.math import elementwise
 from pbkern.lower.mlir.element_types import compute_el, mlir_type, storage_el
 from pbkern.lower.mlir.operation import Emit

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.kernel_nests import BodyCase, KernelNests, grid_symbol
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.element_types import storage_el

@@ -10,10 +10,10 @@ threads wait for each other before a time is taken.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.targets.simt.device import Nvidia
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Trace

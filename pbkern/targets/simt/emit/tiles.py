@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.operation import places
 from pbkern.lower.mlir.ops import Ssa

@@ -25,12 +25,12 @@ import ctypes
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
 from pbkern.core.errors import PbkernError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.targets.simt.emit.kernel import ThreadFunction
 from pbkern.targets.simt.program import KernelCode
 

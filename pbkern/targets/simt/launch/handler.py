@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pbkern.core.errors import InternalError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import BufferView, Cond, HostProgram, HostWhile, Launch, Step
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir

@@ -10,9 +10,10 @@ Shared memory holds no more than before, and each exponential of a softmax is co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import UNMEASURED
 from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects

@@ -16,8 +16,9 @@ they are equal, or opposite.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Stmt, every, nodes, with_nests
 

@@ -19,9 +19,10 @@ step, and store behind it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.grid.block_copies import BLOCK_SPACE
 from pbkern.lower.nest.async_copies import is_mask, masked_load
 from pbkern.lower.nest.edit.grow import guarded, zero_filled

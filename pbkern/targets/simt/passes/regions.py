@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.edit.stage import Box
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt, nodes

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.edit.accumulate import accumulated_in
 from pbkern.lower.nest.edit.grow import guarded, zero_filled

@@ -8,8 +8,9 @@ y[i, :] = x[i, :] / t        ->     t = sum c[:, :]
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects, scratch
 from pbkern.lower.nest.context import NestContext

@@ -14,10 +14,11 @@ them, but for products under way, whose step is known.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.ir import (
     AsyncCopy,

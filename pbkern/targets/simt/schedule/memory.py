@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from pbkern.core.errors import KernelError
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.kernel_nests import KernelNests
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.nest import effects, scratch

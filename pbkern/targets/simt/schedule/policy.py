@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.context import NestPolicy
 from pbkern.lower.nest.ir import Buf, Nest, nodes
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.grid.scratch_resets import starts_overwritten
 from pbkern.lower.kernel_nests import BodyCase, KernelNests, Section
 from pbkern.lower.nest import effects, scratch

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.addresses import apart, flat_coefficient
 from pbkern.lower.nest.ir import Buf, Nest, Store
 from pbkern.lower.nest.reductions import depends_on_order

@@ -13,11 +13,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Gather, Load, Nest, Reduction, Store, nodes

@@ -10,8 +10,8 @@ lines in reverse, a head is sorted for every three quarters of a head.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.key_order import compare, compared, rising
 from pbkern.lower.mlir.operation import for_syntax

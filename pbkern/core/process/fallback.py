@@ -17,9 +17,10 @@ import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from . import config
-from .errors import FallbackWarning, InternalError, PbkernError
-from .process.context_values import during
+from pbkern.core import config
+from pbkern.core.errors import FallbackWarning, InternalError, PbkernError
+
+from .context_values import during
 
 
 class Declined(Exception):
