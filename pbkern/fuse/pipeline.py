@@ -26,6 +26,7 @@ from pbkern.fuse.algebra.reassociate_row_sums import SumResults
 from pbkern.fuse.algebra.round_operations import round_operations
 from pbkern.fuse.complex.to_pairs import ComplexAsPairs
 from pbkern.fuse.cost.model import CostModel
+from pbkern.fuse.emit.body_memo import bodies_memoised
 from pbkern.fuse.emit.choices import Choice, apply, groups_of
 from pbkern.fuse.emit.explain import Explanation, explain
 from pbkern.fuse.emit.host_program import build_program, identifier
@@ -239,7 +240,8 @@ def plan(
         apply(parts.groups(), choices, machine)
     parts.edges[:0] = wanted.edges
     use_donated(parts.nodes, simple.jaxpr, donated)
-    with during(rounded_products, shared_products(simple.jaxpr) if wanted.fast else frozenset()):
+    once = shared_products(simple.jaxpr) if wanted.fast else frozenset()
+    with during(rounded_products, once), bodies_memoised():
         segments = make_segments(
             name, simple, parts.nodes, params_for, argument_names(closed.jaxpr, simple.jaxpr)
         )

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pbkern._jax import user_line
 from pbkern.fuse.access import blocks
 from pbkern.fuse.access.rules import whole
 from pbkern.fuse.cost.steps import PricedSteps
+from pbkern.fuse.emit import body_memo
 from pbkern.fuse.partition import merge_groups, move_consumers
 from pbkern.fuse.tiling import block_search, one_program, search_memo
 
@@ -364,3 +366,38 @@ def test_groups_keep_their_blocks_where_a_search_finds_none(monkeypatch):
     monkeypatch.setattr(partition, "memoised_search", in_vain)
     check(lambda x: jnp.tanh(x * 2 + 1), rand(30, 40))
     assert max(searched) > 1
+
+
+def test_bodies_of_equal_layers_are_traced_once(monkeypatch):
+    traced = []
+    trace_body = body_memo.trace_body
+
+    def counted(*of):
+        traced.append(of)
+        return trace_body(*of)
+
+    monkeypatch.setattr(body_memo, "trace_body", counted)
+
+    def layers(x, *ws):
+        for w in ws:
+            x = jnp.tanh(x @ w)
+        return x
+
+    x = np.ones((512, 512), np.float32)
+    kernels = planned(layers, x, *[x] * 8).kernels()
+    assert len(kernels) == 8
+    assert len(traced) == 1
+    assert len({id(kernel.body) for kernel in kernels}) == 1
+
+
+def test_bodies_keep_the_lines_of_their_own_equations():
+    def layers(x, v, w):
+        x = jnp.tanh(x @ v)
+        return jnp.tanh(x @ w)
+
+    x = np.ones((512, 512), np.float32)
+    first, second = planned(layers, x, x, x).kernels()
+    assert first.content == second.content
+    lines = [user_line(kernel.body.jaxpr.eqns[-2]) for kernel in (first, second)]
+    assert lines[0] != lines[1]
+    assert all("test_planning_work.py" in line for line in lines)

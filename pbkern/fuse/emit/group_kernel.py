@@ -19,8 +19,10 @@ from jax.extend import core as jex
 from pbkern.core.affine import Affine
 from pbkern.core.jax_types import array_aval
 from pbkern.dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Scratch
-from pbkern.fuse.access.blocks import BlockRequests, Hulls, bounds, trace_body
+from pbkern.fuse.access.blocks import BlockRequests, Hulls, bounds
 from pbkern.fuse.access.rules import Access, Span, whole
+
+from .body_memo import body_once
 
 
 def array_type(aval) -> ArrayType:
@@ -103,7 +105,7 @@ def emit_kernel(
             for n, (var, access) in enumerate(outputs)
         ),
         scratch=scratch,
-        body=trace_body(requests, outputs) if body is None else body,
+        body=body_once(requests, outputs) if body is None else body,
         compiler_params=compiler_params or {},
         aliases=aliases,
     )

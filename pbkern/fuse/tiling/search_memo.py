@@ -82,11 +82,11 @@ class _Searches:
 
     def _kind(self, eqn) -> int:
         if id(eqn) not in self.kind_of:
-            self.kind_of[id(eqn)] = eqn, self.kinds.setdefault(_description(eqn), len(self.kinds))
+            self.kind_of[id(eqn)] = eqn, self.kinds.setdefault(description(eqn), len(self.kinds))
         return self.kind_of[id(eqn)][1]
 
 
-def _description(eqn) -> tuple:
+def description(eqn) -> tuple:
     """Operation, parameters, types and literals; the equation itself if parameters cannot be compared."""
     params = tuple((name, type(value), value) for name, value in sorted(eqn.params.items()))
     types = tuple(var.aval for var in (*eqn.invars, *eqn.outvars))

@@ -9,6 +9,7 @@ merges them, targets/cpu/emit/nests.py writes them as scf + vector text.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -484,7 +485,7 @@ class Store:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Nest:
     """for dims: update accumulators, store.
 
@@ -510,9 +511,13 @@ class Nest:
         values = [store.value for store in self.stores]
         return operands + values + [store.mask for store in self.stores if store.mask is not None]
 
-    def nodes(self) -> list[Expr]:
+    def nodes(self) -> tuple[Expr, ...]:
         """Every distinct node, operands before users."""
-        return nodes(self.expressions())
+        return self._nodes
+
+    @functools.cached_property
+    def _nodes(self) -> tuple[Expr, ...]:  # passes ask for it many times
+        return tuple(nodes(self.expressions()))
 
     def loads(self) -> list[Load | Gather]:
         return [node for node in self.nodes() if isinstance(node, Load | Gather)]
@@ -601,7 +606,7 @@ def nodes(expressions: Iterable[Expr]) -> list[Expr]:
     return list(seen.values())
 
 
-def _name_shared(every: list[Expr], rows: list[str], indent: str) -> dict[int, str]:
+def _name_shared(every: Sequence[Expr], rows: list[str], indent: str) -> dict[int, str]:
     """Adds a row per operation that is used twice or stands on a tall stack of unnamed ones."""
     uses = Counter(id(arg) for node in every for arg in node.args)
     names: dict[int, str] = {}
