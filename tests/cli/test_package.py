@@ -148,8 +148,9 @@ def environment(built):
 def test_the_wheel_holds_the_package_and_nothing_else(built):
     (wheel,) = (built / "dist").glob("*.whl")
     found = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
-    modules = {str(p.relative_to(ROOT)) for p in (ROOT / "pbkern").rglob("*.py")}
-    assert found == modules | {"pbkern/py.typed"}
+    package = (ROOT / "pbkern").rglob("*")
+    files = {str(p.relative_to(ROOT)) for p in package if p.suffix in (".py", ".js", ".css")}
+    assert found == files | {"pbkern/py.typed"}
 
 
 @pytest.mark.slow
