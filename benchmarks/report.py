@@ -123,8 +123,12 @@ class Record:
 def versions() -> dict[str, str]:
     """What the numbers depend on: processor, date, versions of the packages that are loaded."""
     machine = pbkern.cpu.machine()
+    processor = machine.source.split(";")[0]
+    if named := pbkern.config.current().machine:  # code for another machine than this one
+        model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+        processor = f"{model[1] if model else 'unknown processor'}, as {named}"
     names = {
-        "cpu": machine.source.split(";")[0],
+        "cpu": processor,
         "cores": str(machine.cores),
         "vector bits": str(machine.vector_bits),
         "date": datetime.date.today().isoformat(),
