@@ -11,11 +11,13 @@ from jax import lax
 
 import pbkern
 from pbkern import _jax
+from pbkern.api.observed import profile
 from pbkern.cli import main
 from pbkern.core.errors import OptionError, TargetError
 from pbkern.targets import get_target
 from pbkern.targets.host import recording
 from pbkern.targets.host.objects import elf_loader
+from pbkern.targets.host.runtime import recorder
 
 OWN = ("call", "program", "kernel", "share", "loop", "branch", "copy")
 
@@ -341,6 +343,27 @@ def test_more_records_than_there_is_place_for_are_counted(monkeypatch):
     assert count == 10
     assert trace.missing == 20 * 2 - 10
     assert "found no place" in trace.summary()
+
+
+def test_records_of_calls_that_are_under_way_are_left_out():
+    """Another thread's, which began before the recording, or end behind it."""
+    f, x = pbkern.jit(softmax), jnp.ones((64, 256))
+    build, options = f.build((x,), {})
+    compiled = get_target("cpu").compile(build.programs[0], options, recorded=True)
+    none = recorder.NO_PARENT
+    records = [
+        recording.StepRecord(None, recorder.TASK_SITE, 1, 0, 4, 7, begin=10, end=20),
+        recording.StepRecord(None, recorder.LOOP_SITE, none, 0, 8, 7, begin=11, end=30),
+        recording.StepRecord(compiled, 0, none, 0, 0, 8, begin=40, end=0),
+        recording.StepRecord(compiled, 1, none, 0, 0, 8, begin=41, end=0),
+        recording.StepRecord(None, recorder.LOOP_SITE, none, 0, 8, 8, begin=42, end=0),
+        recording.StepRecord(None, recorder.TASK_SITE, 4, 0, 4, 9, begin=43, end=50),
+        recording.StepRecord(None, recorder.TASK_SITE, 4, 4, 8, 9, begin=51, end=0),
+        recording.StepRecord(compiled, 0, none, 0, 0, 7, begin=60, end=70),
+    ]
+    share, program = profile._slices(records, profile._Tracks())[::-1]
+    assert (program.kind, program.begin, program.end) == ("program", 60, 70)
+    assert (share.kind, share.begin, share.end, share.args["tasks"]) == ("share", 43, 50, 1)
 
 
 # --- mistakes

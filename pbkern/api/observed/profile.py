@@ -248,17 +248,20 @@ def _slices(records: Sequence[StepRecord], tracks: _Tracks) -> list[Slice]:
     shares: dict[tuple[int, int], list[StepRecord]] = {}
     latest: dict[int, StepRecord] = {}  # thread -> the step of a program that began last
     for number, record in enumerate(records):
-        if not record.end:
-            continue
         if record.site == TASK_SITE:
-            shares.setdefault((record.parent, record.thread), []).append(record)
+            # The loop of a task that another thread ran as the recording began is not among these records.
+            is_known = record.parent in launches and records[record.parent].begin <= record.begin
+            if is_known and record.end:
+                shares.setdefault((record.parent, record.thread), []).append(record)
         elif record.site == LOOP_SITE:
-            launches[number] = latest[record.thread]
+            if record.thread in latest:
+                launches[number] = latest[record.thread]
         elif record.program is not None:
             latest[record.thread] = record
-            kind, name, args = _step(record)
-            track = tracks.name(record.thread)
-            slices.append(Slice(kind, name, track, record.begin, record.end, args))
+            if record.end:
+                kind, name, args = _step(record)
+                track = tracks.name(record.thread)
+                slices.append(Slice(kind, name, track, record.begin, record.end, args))
     for (loop, thread), tasks in shares.items():
         _, name, _ = _step(launches[loop])
         args = {
@@ -302,8 +305,10 @@ def _step(record: StepRecord) -> tuple[str, str, dict[str, Any]]:
 @contextlib.contextmanager
 def _xla_profile(folder: str, function: str) -> Iterator[None]:
     """JAX's own profile, below a folder. Raises OptionError where one is being taken."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # frames of Python would take longer than small functions
     try:
-        jax.profiler.start_trace(folder)
+        jax.profiler.start_trace(folder, profiler_options=options)
     except RuntimeError as e:
         raise OptionError(
             f"`{function}` cannot be profiled here",
