@@ -384,8 +384,12 @@ def test_mistakes(f, options, message):
 
 def test_gpus_are_refused():
     f = pbkern.jit(softmax, compile_options={"target": "nvgpu"})
-    with pytest.raises(TargetError, match="launches on target `nvgpu` are not recorded"):
+    message = "launches on target `nvgpu` are not recorded"
+    with pytest.raises(TargetError, match=message):
         pbkern.profile(f, jnp.ones((2, 2)))
+    build, options = f.build((jnp.ones((2, 2)),), {})
+    with pytest.raises(TargetError, match=message):
+        get_target("nvgpu").compile(build.programs[0], options, recorded=True)
 
 
 def test_one_profile_at_a_time(tmp_path):

@@ -49,7 +49,7 @@ class Slice:
 
     Attributes:
       kind: "call" of the function, "program", "kernel", "share" of a thread in a launch, "loop",
-        "branch", "copy", or "xla": an operation that XLA runs.
+        "branch", "copy", "xla": an operation that XLA runs, or "xla part": one within such.
       name: the kernel's, the program's, the operation's, or words.
       track: name of the thread.
       begin, end: nanoseconds.

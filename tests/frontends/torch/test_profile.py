@@ -52,6 +52,16 @@ def test_a_module_that_was_not_called_before():
         torch.testing.assert_close(fast(x), model(x))
 
 
+def test_functions_of_torch_compile():
+    f = torch.compile(lambda x: torch.softmax(x * 2, 1), backend="pbkern")
+    x = torch.randn(40, 50)
+    want = f(x)
+    trace = pbkern.profile(f, x)
+    check(trace)
+    assert len(names(trace, "kernel")) == 1
+    assert torch.equal(f(x), want)
+
+
 def test_the_usual_programs_run_afterwards():
     f, x = pbkern.polyblocks_jit_torch(lambda x: torch.cumsum(x.exp(), 1)), torch.randn(20, 30)
     want = f(x)
