@@ -105,14 +105,15 @@ def test_threads_have_tracks_and_their_shares_are_all_programs():
     assert {one.track for one in trace.slices if one.kind == "call"} == {"calling thread"}
 
 
-def test_on_one_thread_there_are_no_other_tracks():
+def test_on_one_thread_all_steps_have_one_track():
     with pbkern.config.override(num_threads=1):
         f, x = pbkern.jit(softmax), jnp.ones((512, 512))
         trace = pbkern.profile(f, x)
     check(trace)
     assert names(trace, "kernel") == kernel_names(f, x)
     assert not names(trace, "share")
-    assert {one.track for one in trace.slices if one.kind in OWN} == {"calling thread"}
+    steps = {one.track for one in trace.slices if one.kind in OWN and one.kind != "call"}
+    assert len(steps) == 1  # the caller's, or the one on which XLA runs large functions
 
 
 def test_loops_enclose_their_launches():
