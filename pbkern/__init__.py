@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
     from pbkern.api.editing.adopt import adopt
     from pbkern.api.editing.eject import eject
-    from pbkern.api.simulation import Simulation, simulate
+    from pbkern.api.observed.profile import LaunchTrace, profile
+    from pbkern.api.observed.simulation import Simulation, simulate
     from pbkern.api.stablehlo_functions import from_stablehlo
     from pbkern.api.tf_functions import polyblocks_jit_tf, polymage_jit_tf
     from pbkern.api.torch_functions import polyblocks_jit_torch, polymage_jit_torch
@@ -80,7 +81,8 @@ _HOMES = {
     "pbkern.api.decorators": "jit polyblocks_jit_jax polymage_jit_jax",
     "pbkern.api.editing.adopt": "adopt",
     "pbkern.api.editing.eject": "eject",
-    "pbkern.api.simulation": "Simulation simulate",
+    "pbkern.api.observed.profile": "LaunchTrace profile",
+    "pbkern.api.observed.simulation": "Simulation simulate",
     "pbkern.api.stablehlo_functions": "from_stablehlo",
     "pbkern.api.tf_functions": "polyblocks_jit_tf polymage_jit_tf",
     "pbkern.api.torch_functions": "polyblocks_jit_torch polymage_jit_torch",
@@ -108,6 +110,7 @@ __all__ = [
     "Element",
     "GridSpec",
     "Kernel",
+    "LaunchTrace",
     "Scratch",
     "Simulation",
     "Squeezed",
@@ -154,6 +157,7 @@ __all__ = [
     "polymage_jit_jax",
     "polymage_jit_tf",
     "polymage_jit_torch",
+    "profile",
     "program_id",
     "rebuild",
     "simulate",

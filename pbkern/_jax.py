@@ -11,12 +11,13 @@ Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.r
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import inspect
 import operator
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,6 +38,7 @@ from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
 from jax._src.state import discharge, indexing, types
 from jax._src.state import primitives as state
 from jax._src.util import register_cache, split_list, weakref_lru_cache
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex
 
 from pbkern._user_lines import UserLine, line_of_frame
@@ -709,6 +711,28 @@ def tracing_settings() -> tuple:
     )
 
 
+_recorded = contextvars.ContextVar("recorded", default=False)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """Inside, what JAX compiles in this thread records its calls (targets/host/recording.py).
+
+    An attribute of operations, which XLA ignores, keeps it apart in JAX's caches.
+    """
+    token = _recorded.set(True)
+    try:
+        with set_xla_metadata(pbkern="recorded"):
+            yield
+    finally:
+        _recorded.reset(token)
+
+
+def is_recorded() -> bool:
+    """Whether `recorded` is in force."""
+    return _recorded.get()
+
+
 def untyped_manual_axes():
     """Context manager: inside shard_map, types do not say over which mesh axes values vary.
 
@@ -1042,16 +1066,55 @@ def is_dropped(var) -> bool:
     return type(var).__name__ == "DropVar"
 
 
-def ffi_call(name: str, results: Sequence[jax.ShapeDtypeStruct], *operands, **options) -> list:
-    """The results of an FFI target; `options` as jax.ffi.ffi_call takes them.
+program_p = jex.Primitive("pbkern_program")
+program_p.multiple_results = True
+
+
+@program_p.def_abstract_eval
+def _program_types(*_, results, **__):
+    return [core.shaped_abstractify(result).update(dtype=result.dtype) for result in results]
+
+
+def _lower_program(ctx, *operands, target, label, results, aliases, has_side_effect):
+    from jaxlib.mlir import ir
+
+    rule = jax.ffi.ffi_lowering(
+        target, operand_output_aliases=dict(aliases), has_side_effect=has_side_effect
+    )
+    with ir.Location.name(label):  # XLA names its operation so, in profiles and dumps
+        return rule(ctx, *operands)
+
+
+mlir.register_lowering(program_p, _lower_program)
+
+
+def ffi_call(
+    target: str,
+    label: str,
+    results: Sequence[jax.ShapeDtypeStruct],
+    operands: Sequence,
+    aliases: Iterable[tuple[int, int]] = (),
+    has_side_effect: bool = False,
+) -> list:
+    """The results of an FFI target, for functions that are compiled.
+
+    label: name of XLA's operation. aliases: (operand, result) pairs that share memory.
 
     Several results are followed by an empty one. Without it a call can become the root of a while
     loop's body, in the place of the tuple of its results, and XLA (jaxlib 0.10.2) then takes
     operands of the call for elements of that tuple: a carry that is passed at its own place counts
     as one that never changes, and the call moves out of the loop.
     """
-    types = [*results, jax.ShapeDtypeStruct((0,), np.uint8)] if len(results) > 1 else list(results)
-    return list(jax.ffi.ffi_call(name, types, **options)(*operands))[: len(results)]
+    types = [*results, jax.ShapeDtypeStruct((0,), np.uint8)] if len(results) > 1 else results
+    arrays = program_p.bind(
+        *operands,
+        target=target,
+        label=label,
+        results=tuple(types),
+        aliases=tuple(aliases),
+        has_side_effect=has_side_effect,
+    )
+    return arrays[: len(results)]
 
 
 def mlir_context():

@@ -193,13 +193,14 @@ def _native(ctx, nodes, params: dict):
         if _prints(kernel.body.jaxpr):  # the CPU's alone
             returned = _jax.ffi_call(
                 compiled.ffi_name,
+                kernel.name,
                 results,
-                *held,
-                input_output_aliases=dict(kernel.aliases),
+                held,
+                kernel.aliases,
                 has_side_effect=True,
             )
         else:
-            returned = target.call(compiled, *held)
+            returned = target.call(compiled, kernel.name, held)
         checked = checks.after([kernel], returned)
         return [held_like(x, aval.dtype) for x, aval in zip(checked, ctx.avals_out)]
 

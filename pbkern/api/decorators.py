@@ -35,7 +35,7 @@ from pbkern.targets import get_target
 
 from . import result_pool, stages
 from .editing.adopt import WithKernels
-from .pipeline import Build, compile_programs, current_plan, ready
+from .pipeline import Build, called_programs, compile_programs, current_plan, ready
 
 if TYPE_CHECKING:
     from .report.report import Report
@@ -532,8 +532,9 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
     def _into_buffers(self, args: tuple, kwargs: dict) -> result_pool.IntoBuffers | None:
         """The function, compiled for arguments like these to write large results to given places, see api/result_pool.py."""
         build, options = self._ready(args, kwargs)
+        compiled = called_programs(build, options)
         return result_pool.into_buffers(
-            self.trace(*args, **kwargs), build.fused, build.compiled, get_target(options.target)
+            self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target)
         )
 
     def _ready(self, args: tuple, kwargs: dict) -> tuple[Build, CompileOptions]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import jax
 import numpy as np
@@ -29,9 +30,33 @@ from pbkern.targets.host.runtime.arena import HUGE_BYTES
 from pbkern.targets.host.runtime_symbols import reports
 
 from .decorators import JitFunction
-from .pipeline import Build, current_plan, ready
+from .pipeline import Build, compile_programs, current_plan, ready, recorded_programs
+
+if TYPE_CHECKING:
+    from .report.report import Report
 
 Values = list[Any]
+
+
+_plans: weakref.WeakSet[DirectPlan] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """Calls of programs with addresses record themselves, those of plans that are made in it as well.
+
+    Raises what compiling programs for that raises.
+    """
+    for plan in list(_plans):
+        plan.record()
+    errors: list[Exception] = []
+    try:
+        yield
+    finally:
+        for plan in list(_plans):
+            errors += plan.record_no_more()
+    for error in errors:
+        raise error
 
 
 class GpuDevice(Protocol):
@@ -102,6 +127,8 @@ class DirectPlan:
             self.build: Build = ready(jaxpr, name, options)
         self.jaxpr, self._memory, self._target = jaxpr, memory, options.target
         self._planned = functools.partial(current_plan, jaxpr, name, options)
+        self._options = options
+        self._redirections: list[direct.Redirection] = []
         plan = self.build.fused
         self._steps: list[Callable[[Values], Values]] = []
         self._constants: Values = []
@@ -113,6 +140,9 @@ class DirectPlan:
         self._made = [memory.result(aval.dtype) for aval in jaxpr.out_avals]
         run = self._one_program() or self._several_steps
         self.run: Callable[[Sequence[Any]], Values] = self._checked(run, checks) if checks else run
+        _plans.add(self)
+        if _jax.is_recorded():
+            self.record()
 
     def __call__(self, arrays: Sequence[Any]) -> Values:
         return self.run(arrays)
@@ -121,6 +151,34 @@ class DirectPlan:
         """The plan with its kernels."""
         with jax.enable_x64(True):
             return self._planned().fused
+
+    def record(self) -> None:
+        """From now on programs that record themselves run in the place of the plan's own."""
+        for redirection in self._redirections:
+            redirection.begin()
+
+    def record_no_more(self) -> list[Exception]:
+        """Ends that; what compiling such programs has raised."""
+        for redirection in self._redirections:
+            redirection.end()
+        return [other.error for other in self._redirections if other.error is not None]
+
+    def _recorded(self, name: str) -> Callable[[Any], None]:
+        """One of the plan's programs, which records itself, as a function of addresses."""
+        with jax.enable_x64(True):
+            build = compile_programs(self._planned(), self._options)
+            program = recorded_programs(build, self._options)[name]
+        return direct.entry(program, self._memory.openmp)
+
+    def report(self) -> Report:
+        """Reports what was fused, what was not, at which price, and what XLA keeps."""
+        from pbkern.fuse.emit.explain import TOP
+
+        from .report.assemble import report_of  # both import the fuser
+
+        params = {"jaxpr": self.jaxpr, "options": self._options}
+        with jax.enable_x64(True):
+            return report_of(self._planned(), params, measure=False, verbose=False, top=TOP)
 
     def _is_direct(self, options: CompileOptions) -> bool:
         """Whether the plan's values are the arrays of the call: complex numbers, for one, are pairs in it; checks need JAX."""
@@ -221,6 +279,8 @@ class DirectPlan:
     def _program(self, segment: Segment, reads: list[int]) -> Callable[[Values], Values]:
         compiled, memory = self.build.compiled[segment.program.name], self._memory
         call = direct.entry(compiled, memory.openmp)
+        recorded = functools.partial(self._recorded, segment.program.name)
+        self._redirections.append(direct.Redirection(call, recorded))
         outputs = compiled.signature.outputs
         makers = [memory.empty(output.shape, output.dtype) for output in outputs]
         addresses = struct.Struct(f"{len(reads) + len(outputs)}P").pack

@@ -172,7 +172,8 @@ def ready(
 def _ready(
     jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, donated: tuple[bool, ...]
 ) -> Build:
-    choices, store = tuned_choices.choices_for(jaxpr, options), disk_cache.current()
+    choices = tuned_choices.choices_for(jaxpr, options)
+    store = None if _jax.is_recorded() else disk_cache.current()  # records need the kernels
     key = plan_store.key(jaxpr, name, options, choices, donated) if store else None
     stored = _stored(jaxpr, name, options, key) if key else None
     if stored is not None:
@@ -237,6 +238,25 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     if folder is not None:
         stages.dump(record, folder)
     return build
+
+
+def called_programs(build: Build, options: CompileOptions) -> dict[str, Any]:
+    """The programs of a build that calls run, by name: its own, or those that record their calls."""
+    return recorded_programs(build, options) if _jax.is_recorded() else build.compiled
+
+
+def recorded_programs(build: Build, options: CompileOptions) -> dict[str, Any]:
+    """Programs like those of a build that record their calls, by name. Raises TargetError."""
+    target = get_target(options.target)
+    reports = build.fused.explanation.kernels if build.plan and build.plan.explanation else ()
+    costs = {report.name: report.cost for report in reports}
+    programs = {}
+    for program in build.programs:
+        if program.name in build.compiled:
+            recorded = target.compile(repeated(program, options.num_iters), options, recorded=True)
+            recorded.costs.update(costs)
+            programs[program.name] = recorded
+    return programs
 
 
 def _name_unused_params(kernel: Kernel, target: str) -> None:
@@ -310,7 +330,8 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
         def run(program: HostProgram | ProgramSignature, operands) -> list:
             # What an earlier process has stored checks nothing.
             kernels = program.kernels() if isinstance(program, HostProgram) else ()
-            return checks.after(kernels, target.call(build.compiled[program.name], *operands))
+            results = target.call(compiled[program.name], program.label, operands)
+            return checks.after(kernels, results)
 
         if tuple(platforms) != (target.platform,):
             raise TargetError(
@@ -330,7 +351,8 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
                 fallback.strictly(options.strict_target),
             ):
                 build = ready(jaxpr, name, options, donated)
-                _jax.keep_with_executable(ctx, list(build.compiled.values()))
+                compiled = called_programs(build, options)
+                _jax.keep_with_executable(ctx, list(compiled.values()))
             return build.plan.evaluate(args, run)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
@@ -399,11 +421,11 @@ def _lower_kernel(ctx, *operands, kernel: Kernel, target: str):
 
     def traced(*args):
         with _jax.untyped_manual_axes(), jax.enable_x64(True):  # all types are explicit
-            (compiled,) = compile_programs(
-                build_kernel(kernel), CompileOptions(target=target)
-            ).compiled.values()
+            options = CompileOptions(target=target)
+            build = compile_programs(build_kernel(kernel), options)
+            (compiled,) = called_programs(build, options).values()
             _jax.keep_with_executable(ctx, compiled)
-            return checks.after([kernel], get_target(target).call(compiled, *args))
+            return checks.after([kernel], get_target(target).call(compiled, kernel.name, args))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 

@@ -33,7 +33,7 @@ from pbkern.core.process import disk_cache, fallback
 from pbkern.core.process.disk_cache import DiskStore
 from pbkern.dsl import checks
 from pbkern.dsl.call import kernel_p
-from pbkern.dsl.host_program import ProgramSignature
+from pbkern.dsl.host_program import HostProgram, ProgramSignature
 from pbkern.dsl.kernel import ArrayType
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target
@@ -154,7 +154,7 @@ def _packed(
             step = None if module is None else {"xla": len(arrays)}
             arrays.append(np.frombuffer(module or b"", np.uint8))
         else:
-            step = _program_step(store, compiled[segment.body.name], target)
+            step = _program_step(store, segment.program, compiled[segment.program.name], target)
         if step is None:
             return None
         steps.append(
@@ -176,18 +176,21 @@ def _packed(
     return b"".join([json.dumps(head).encode(), b"\n", *(array.tobytes() for array in arrays)])
 
 
-def _program_step(store: DiskStore, program: Any, target: Target) -> dict[str, Any] | None:
-    """A compiled program, as JSON; None where later processes cannot have it."""
-    reference = target.reference(store, program)
+def _program_step(
+    store: DiskStore, program: HostProgram | ProgramSignature, compiled: Any, target: Target
+) -> dict[str, Any] | None:
+    """A program and its code, which equal programs of other names share, as JSON; None where later processes cannot have it."""
+    reference = target.reference(store, compiled)
     if reference is None:
         return None
-    signature = program.signature
+    signature = compiled.signature
     return {
-        "name": signature.name,
+        "name": program.name,
         "inputs": _types(signature.inputs),
         "outputs": _types(signature.outputs),
         "shared": signature.shared,
         "in_place": signature.in_place,
+        "label": program.label,
         "reference": reference,
     }
 
@@ -229,7 +232,8 @@ def _unpacked(
         else:
             inputs, outputs = _array_types(step["inputs"]), _array_types(step["outputs"])
             shared = tuple((operand, result) for operand, result in step["shared"])
-            body = ProgramSignature(step["name"], inputs, outputs, shared, step["in_place"])
+            facts = step["in_place"], step["label"]
+            body = ProgramSignature(step["name"], inputs, outputs, shared, *facts)
             compiled[body.name] = target.load(store, body, step["reference"])
             if compiled[body.name] is None:
                 return None

@@ -157,7 +157,9 @@ def into_buffers(
         ends = []
 
         def program_into(program: Any, operands: Sequence) -> list:
-            small_results, end = target.call_into(compiled[program.name], operands, places)
+            small_results, end = target.call_into(
+                compiled[program.name], program.label, operands, places
+            )
             ends.append(end)
             placed, small = iter(places), iter(small_results)
             return [
@@ -172,6 +174,7 @@ def into_buffers(
             results = plan.evaluate(operands, program_into)
         return [result for n, result in enumerate(results) if n not in at], ends[0]
 
+    run.__name__ = plan.name
     return IntoBuffers(jax.jit(run), at, jax.tree.structure(traced.out_info))
 
 

@@ -174,16 +174,16 @@ class _Compiled:
       captured: frontends/tf/capture.py's.
       call: of JAX arrays.
       types: of its arguments: the call's tensors, then the captures.
-      run: tensors like these -> those of the results.
+      plan: tensors like these -> those of the results.
     """
 
     captured: Any
     call: JitFunction
     types: tuple[jax.ShapeDtypeStruct, ...]
-    run: Callable[[list], list]
+    plan: DirectPlan
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
-        results = self.run([*tensors, *self.captured.values()])
+        results = self.plan.run([*tensors, *self.captured.values()])
         for k, variable in self.captured.assigned:
             variable.assign(results[k])
         return self.captured.packed(results[: self.captured.count])
@@ -204,9 +204,7 @@ def _compile(fn: Callable, given: Any, options: CompileOptions) -> _Compiled:
     program.__name__ = name
     types = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in imported.jaxpr.in_avals)
     call: JitFunction = JitFunction(program, options, {})
-    return _Compiled(
-        captured, call, types, DirectPlan(imported.jaxpr, name, options, TfMemory()).run
-    )
+    return _Compiled(captured, call, types, DirectPlan(imported.jaxpr, name, options, TfMemory()))
 
 
 def _tensorflow() -> Any:

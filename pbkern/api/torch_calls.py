@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.eval_frame import OptimizedModule
@@ -24,22 +24,72 @@ from pbkern.frontends.torch.dtypes import check_tensor, is_sparse
 from pbkern.frontends.torch.first_calls import FirstCalls
 from pbkern.frontends.torch.memory import CudaDevice, CudaMemory, SimulatedDevice, TorchMemory
 
+from .decorators import name_of
 from .direct_plan import DirectPlan
+from .report import page
+
+if TYPE_CHECKING:
+    from .report.report import Report
 
 
 @dataclass(frozen=True)
 class TorchExplanation:
-    """Report of what became of a function's graphs; its text is a line per graph and kernel.
+    """Report of what became of a function's graphs: its text, `as_dict()` its values, `html()` a page.
+
+    The text has a line per graph and kernel; values and page have a report for each compiled part of a
+    graph, like those of `explain` on functions of JAX.
 
     graphs: in order of capture. sparse: a sparse argument of calls that ran in Torch, if there was
-    one.
+    one. name: the function's.
     """
 
     graphs: tuple[captured.Graph, ...]
     sparse: tuple[str, ...] = ()
+    name: str = "function"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as values that JSON has."""
+        return self._values(lambda report: report.as_dict())
+
+    def html(self, stages: Sequence[str] | None = None) -> str:
+        """The report as a page of HTML with all graphs: one file that loads nothing.
+
+        Args:
+          stages: forms of each kernel that the page shows, as of `explain` on functions of JAX.
+        Raises OptionError for a stage that the target does not have.
+        """
+        reports: list[dict[str, Any]] = []
+
+        def numbered(report: Report) -> int:
+            reports.append(report.contents(stages))
+            return len(reports) - 1
+
+        return page.page(reports, self._values(numbered))
+
+    def _repr_html_(self) -> str:
+        """The page in a notebook, with the kernels' source and without code."""
+        return page.in_frame(self.html(stages=page.SOURCE_ALONE))
+
+    def _values(self, of_report: Callable[[Report], Any]) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "notes": self._notes(),
+            "graphs": [
+                {
+                    "number": graph.number,
+                    "kind": graph.kind,
+                    "in_torch": list(graph.in_torch),
+                    "parts": [of_report(part.report()) for part in graph.compiled],
+                }
+                for graph in self.graphs
+            ],
+        }
+
+    def _notes(self) -> list[str]:
+        return [f"calls with sparse arguments run in Torch: {what}" for what in self.sparse]
 
     def __str__(self) -> str:
-        lines = [f"calls with sparse arguments run in Torch: {what}" for what in self.sparse]
+        lines = self._notes()
         for graph in self.graphs:
             kernels, left = graph.kernels(), graph.left_to_xla()
             lines.append(
@@ -96,7 +146,7 @@ class TorchFunction(PublicNames, PickledByName):
     def explain(self, *args: Any, **kwargs: Any) -> TorchExplanation:
         """All graphs that were captured, those of a call with these arguments among them, which is made."""
         self(*args, **kwargs)
-        return TorchExplanation(tuple(self.graphs), tuple(self._sparse))
+        return TorchExplanation(tuple(self.graphs), tuple(self._sparse), name_of(self.__wrapped__))
 
 
 class TorchModule(OptimizedModule):
@@ -120,7 +170,8 @@ class TorchModule(OptimizedModule):
     def explain(self, *args: Any, **kwargs: Any) -> TorchExplanation:
         """Reports on the graphs, like that of functions."""
         self(*args, **kwargs)
-        return TorchExplanation(tuple(self.__dict__["graphs"]), tuple(self.__dict__["sparse"]))
+        graphs, sparse = self.__dict__["graphs"], self.__dict__["sparse"]
+        return TorchExplanation(tuple(graphs), tuple(sparse), type(self._orig_mod).__name__)
 
 
 def compiled(fn: Any, options: CompileOptions) -> TorchFunction | TorchModule:

@@ -1,4 +1,4 @@
-"""pbkern explain, dump, tune, targets and cache."""
+"""pbkern explain, profile, dump, tune, targets and cache."""
 
 from __future__ import annotations
 
@@ -52,6 +52,17 @@ def _report(parsed: argparse.Namespace, function: str) -> Report:
     fn, args = loaded(parsed, function)
     with functions.explained(function, f"`{function}` cannot be traced"):
         return fn.explain(*args, measure=parsed.measure, verbose=parsed.verbose, top=parsed.top)
+
+
+def profile(parsed: argparse.Namespace) -> None:
+    from pbkern.api.measured.measure import drawn
+    from pbkern.api.observed.profile import profile
+
+    fn, args = loaded(parsed)
+    with functions.explained(parsed.function, f"`{parsed.function}` cannot be profiled"):
+        trace = profile(fn, *drawn(args), calls=parsed.calls)
+    print(trace.summary())
+    print(trace.save(parsed.output))
 
 
 def dump(parsed: argparse.Namespace) -> None:
@@ -142,6 +153,24 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
         "--beside",
         metavar="FILE.py:FUNCTION",
         help="with --html: a second function, shown beside the first",
+    )
+
+
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=pathlib.Path,
+        default=pathlib.Path("trace.json"),
+        metavar="FILE",
+        help="the trace, for ui.perfetto.dev and chrome://tracing; default %(default)s",
+    )
+    parser.add_argument(
+        "--calls",
+        type=int,
+        default=1,
+        metavar="N",
+        help="calls that are recorded, default %(default)s",
     )
 
 

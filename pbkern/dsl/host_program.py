@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pbkern.core.affine import Affine
 from pbkern.core.lazy_dataclass import dataclass
@@ -106,6 +106,7 @@ class ProgramSignature:
       inputs, outputs: types of its arrays, by position.
       shared: (input, output) pairs that share one array.
       in_place: whether kernels write to arrays that they read.
+      label: the name that profiles show: that of its kernel, where it has one alone.
     """
 
     name: str
@@ -113,6 +114,7 @@ class ProgramSignature:
     outputs: tuple[ArrayType, ...]
     shared: tuple[tuple[int, int], ...] = ()
     in_place: bool = False
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,11 @@ class HostProgram:
         return self.of_kind(BufferKind.OUTPUT)
 
     @functools.cached_property
+    def label(self) -> str:
+        kernels = self.kernels()
+        return kernels[0].name if len(kernels) == 1 else self.name
+
+    @functools.cached_property
     def signature(self) -> ProgramSignature:
         return ProgramSignature(
             self.name,
@@ -148,6 +155,7 @@ class HostProgram:
             tuple(buffer.type for buffer in self.outputs),
             tuple(self.shared_arrays().items()),
             any(kernel.shared for kernel in self.kernels()),
+            self.label,
         )
 
     def shared_arrays(self) -> dict[int, int]:
@@ -163,26 +171,26 @@ class HostProgram:
             if launch.operands[i].buffer in inputs and launch.results[output].buffer in outputs
         }
 
-    def launches(self) -> list[Launch]:
-        """Launches in program order, those inside loops and branches once."""
-        launches: list[Launch] = []
+    def all_steps(self) -> Iterator[Step]:
+        """Steps in program order, each loop and branch before the steps inside it."""
 
-        def visit(steps: tuple[Step, ...]) -> None:
+        def visit(steps: tuple[Step, ...]) -> Iterator[Step]:
             for step in steps:
+                yield step
                 match step:
-                    case Launch():
-                        launches.append(step)
                     case Loop(steps=inner):
-                        visit(inner)
+                        yield from visit(inner)
                     case HostWhile(condition=c, steps=inner):
-                        visit(c)
-                        visit(inner)
+                        yield from visit((*c, *inner))
                     case Cond(branches=branches):
                         for branch in branches:
-                            visit(branch)
+                            yield from visit(branch)
 
-        visit(self.steps)
-        return launches
+        return visit(self.steps)
+
+    def launches(self) -> list[Launch]:
+        """Launches in program order, those inside loops and branches once."""
+        return [step for step in self.all_steps() if isinstance(step, Launch)]
 
     def runs(self) -> dict[str, int | None]:
         """Kernel's name -> how often one call launches it, where all branches are taken; None if a value decides."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pbkern.core.machine import Machine
@@ -69,10 +69,11 @@ class Target(Protocol):
     def block_copies(self, kernel: Kernel, options) -> tuple[str, ...]:
         """Lines about blocks that are on their way while earlier steps compute, where the author asks for that."""
 
-    def compile(self, program: HostProgram, options) -> Any:
+    def compile(self, program: HostProgram, options, recorded: bool = False) -> Any:
         """Machine code of a program, for as long as it is referred to or XLA may call it.
 
-        Equal programs share it.
+        Equal programs share it. `recorded`: its calls are recorded (targets/host/recording.py); raises
+        TargetError where they cannot be.
         """
 
     def reference(self, store: DiskStore, compiled: Any) -> dict[str, Any] | None:
@@ -83,10 +84,12 @@ class Target(Protocol):
     ) -> Any | None:
         """A program whose `reference` an earlier process has stored; None where its code is not there any more."""
 
-    def call(self, compiled: Any, *operands) -> list:
-        """Runs compiled code as a JAX operation (traceable)."""
+    def call(self, compiled: Any, label: str, operands: Sequence) -> list:
+        """Runs compiled code as a JAX operation (to be traced), which profiles show as `label`."""
 
-    def call_into(self, compiled: Any, operands, places) -> tuple[list, Any]:
+    def call_into(
+        self, compiled: Any, label: str, operands: Sequence, places: Sequence
+    ) -> tuple[list, Any]:
         """`call` that overwrites `places` in place of new arrays.
 
         `places` has one array per result of POOLED_BYTES and more, in their order. Returns (the

@@ -116,9 +116,7 @@ def test_results_of_many_threads_are_those_of_one():
 
 def _turns():
     runtime_symbols.runtime_symbols()
-    return tuple(
-        (ctypes.c_int32 * 2).from_address(runtime_symbols._runtime[0].address("pbk_turns"))
-    )
+    return tuple((ctypes.c_int32 * 2).from_address(runtime_symbols._runtime().address("pbk_turns")))
 
 
 FAIR = """
@@ -176,7 +174,7 @@ def test_eight_callers_are_served_as_well_as_by_jit():
 def test_turns_of_the_parent_are_not_waited_for_in_a_fork():
     """The child has none of the threads that hold turns."""
     runtime_symbols.runtime_symbols()
-    turns = (ctypes.c_int32 * 2).from_address(runtime_symbols._runtime[0].address("pbk_turns"))
+    turns = (ctypes.c_int32 * 2).from_address(runtime_symbols._runtime().address("pbk_turns"))
     turns[0] += 1  # as while a loop runs
     try:
         read, write = os.pipe()

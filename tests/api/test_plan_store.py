@@ -391,3 +391,28 @@ def test_digests_tell_what_they_do_not_cover():
     assert described(closed).unnamed
     relu = jax.make_jaxpr(lambda x: jax.grad(lambda v: jax.nn.relu(v).sum())(x))(X)
     assert not described(relu).unnamed
+
+
+def test_programs_that_share_code_keep_their_names(store):
+    def one(x):
+        return jnp.exp(x) * 2
+
+    def two(x):
+        return jnp.exp(x) * 2
+
+    for f in (one, two):
+        pbkern.jit(f)(X)
+    entries = {
+        step["name"]: step["label"]
+        for path in plans(store)
+        for step in json.loads(store.get("plan", path.stem.removeprefix("plan-")).split(b"\n")[0])[
+            "segments"
+        ]
+    }
+    assert entries == {"one": "one_map0", "two": "two_map0"}
+    needed, _ = planned(two, X)
+    assert not needed
+    (kernel,) = pbkern.jit(two).kernels(X)
+    assert kernel.name == entries["two"]
+    names = {one.name for one in pbkern.profile(pbkern.jit(two), X).slices}
+    assert kernel.name in names

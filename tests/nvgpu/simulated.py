@@ -45,17 +45,19 @@ class _Called:
             return self.made.simulated(values)[0]
         device = jax.devices(get_target("nvgpu").platform)[0]
         launch = jax.jit(
-            lambda *operands: launched_call(self.made, operands, get_target("nvgpu").driver())
+            lambda *operands: launched_call(
+                self.made, self.program.label, operands, get_target("nvgpu").driver()
+            )
         )
         return [np.asarray(x) for x in launch(*jax.device_put(values, device))]
 
 
-def call(self, made, *operands):
+def call(self, made, label, operands):
     """The program as a JAX operation on the CPU, where the references of the tests run as well."""
     if not ON_DEVICE:
-        return launched_call(made.made, operands, driver("simulator"))
+        return launched_call(made.made, label, operands, driver("simulator"))
     if get_target("nvgpu").platform == "cpu":
-        return launched_call(made.made, operands, get_target("nvgpu").driver())
+        return launched_call(made.made, label, operands, get_target("nvgpu").driver())
     wide = jax.config.jax_enable_x64
 
     def on_device(*values):

@@ -56,7 +56,7 @@ def kernel_call(kernel: Kernel, options: CompileOptions) -> Callable[..., list[j
     """A function that runs a kernel alone, compiled for the options' target."""
     target = get_target(options.target)
     compiled = target.compile(kernel_program(kernel), options)
-    return jax.jit(lambda *operands: target.call(compiled, *operands))
+    return jax.jit(lambda *operands: target.call(compiled, kernel.name, operands))
 
 
 def least_seconds(calls: Sequence[Callable[[], Any]], seconds: float) -> list[float]:

@@ -292,6 +292,36 @@ function comparison([first, second]) {
         first[key] ? (second[key] / first[key]).toFixed(2) : "-"].map((cell) => element("td", {}, cell)))))));
 }
 
+/** Graphs of a function: figures of their parts, whose reports follow, and what is not compiled. */
+function overview({ name, notes, graphs }) {
+  const head = [["graph"], ["part"], ["time", "number"], ["kernels", "number"], ["launches", "number"], ["left to XLA", "number"]];
+  const rows = graphs.flatMap((graph) => {
+    const title = `graph ${graph.number}, ${graph.kind}`;
+    if (!graph.parts.length) return [[title, "runs in Torch", "-", "-", "-", "-"]];
+    return graph.parts.map((number, n) => {
+      const part = REPORTS[number];
+      const kernels = sum(part.kernels.map((kernel) => kernel.equal.length)) + part.written.length;
+      return [n ? "" : title, element("a", { href: `#report-${number}` }, part.name), time(part.seconds), String(kernels), String(part.launches), String(part.left_to_xla.length)];
+    });
+  });
+  const all = sum(REPORTS.map((part) => part.seconds));
+  return element("section", { class: "overview" }, element("h1", {}, name),
+    element("p", {}, `${graphs.length} graph(s), ${time(all)} in all kernels of their parts. `, notes.join(". ")),
+    element("div", { class: "scroll" }, element("table", {},
+      element("thead", {}, element("tr", {}, head.map(([title, kind]) => element("th", { class: kind }, title)))),
+      element("tbody", {}, rows.map((cells) => element("tr", {}, cells.map((cell, n) => element("td", { class: head[n][1] }, cell))))))),
+    graphs.filter((graph) => graph.in_torch.length).map((graph) => [
+      element("h2", { style: { "margin-top": "12px" } }, `Graph ${graph.number}, ${graph.kind}: run in Torch (${graph.in_torch.length})`),
+      element("ul", { class: "plain scroll" }, graph.in_torch.map((what) => element("li", {}, what)))]).flat());
+}
+
 const main = document.querySelector("main");
-if (REPORTS.length > 1) main.append(comparison(REPORTS));
-main.append(element("div", { class: REPORTS.length > 1 ? "reports two" : "reports" }, REPORTS.map((report) => new View(report).root)));
+const graphs = document.getElementById("graphs");
+const beside = !graphs && REPORTS.length > 1;
+if (graphs) main.append(overview(JSON.parse(graphs.textContent)));
+if (beside) main.append(comparison(REPORTS));
+main.append(element("div", { class: beside ? "reports two" : "reports" }, REPORTS.map((report, n) => {
+  const { root } = new View(report);
+  root.id = `report-${n}`;
+  return root;
+})));

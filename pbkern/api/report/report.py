@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Sequence
 
 from pbkern.core.errors import OptionError
@@ -11,9 +10,6 @@ from pbkern.core.machine import DEFAULT_MACHINE, Machine
 from pbkern.fuse.emit.explain import Explanation
 
 from . import contents, page
-
-# Forms of a kernel that need no compilation.
-SOURCE_ALONE = ("kernels",)
 
 
 @dataclass(frozen=True)
@@ -55,11 +51,11 @@ class Report(Explanation):
                 hint="what another function's explain returns",
             )
         shown = [self] if beside is None else [self, beside]
-        for report in shown:
-            report._check(stages)
-        return page.page([report._contents(stages) for report in shown])
+        return page.page([report.contents(stages) for report in shown])
 
-    def _contents(self, stages: Sequence[str] | None) -> dict:
+    def contents(self, stages: Sequence[str] | None) -> dict:
+        """The values that a page shows. Raises OptionError for a stage that the target does not have."""
+        self._check(stages)
         wanted, code = self.stages if stages is None else stages, self.code
 
         def texts_of(kernel: str) -> dict[str, str]:
@@ -78,5 +74,4 @@ class Report(Explanation):
 
     def _repr_html_(self) -> str:
         """The page in a notebook, with the kernels' source and without code, for which they would be compiled."""
-        document = html.escape(self.html(stages=SOURCE_ALONE), quote=True)
-        return f'<iframe srcdoc="{document}" style="width:100%;height:44em;border:0" title="pbkern report"></iframe>'
+        return page.in_frame(self.html(stages=page.SOURCE_ALONE))

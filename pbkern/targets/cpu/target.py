@@ -6,7 +6,7 @@ import functools
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pbkern.core import config
@@ -99,7 +99,7 @@ class CpuTarget:
             else disk_cache.digest((content.environment(), jit_device()))
         )
 
-    def compile(self, program: HostProgram, options) -> CompiledProgram:
+    def compile(self, program: HostProgram, options, recorded: bool = False) -> CompiledProgram:
         from .codegen import compile as cpu_compile  # the same
 
         program = in_stages(program)
@@ -113,7 +113,11 @@ class CpuTarget:
             options_of=options_of,
             threads_of=threads_of,
             processor=processor,
+            recorded=recorded,
         )
+        if recorded:  # records have the names of a program and its kernels
+            names = [kernel.name for kernel in program.kernels()]
+            key = disk_cache.digest((key, "recorded", program.name, names))
 
         def make() -> CompiledProgram:
             try:
@@ -142,11 +146,13 @@ class CpuTarget:
     ) -> LoadedProgram | None:
         return host_compile.load_program(store, signature, reference["code"], reference["message"])
 
-    def call(self, compiled: LoadedProgram, *operands) -> list:
-        return loaded_program.call(compiled, *operands)
+    def call(self, compiled: LoadedProgram, label: str, operands: Sequence) -> list:
+        return loaded_program.call(compiled, label, operands)
 
-    def call_into(self, compiled: LoadedProgram, operands, places) -> tuple[list, Any]:
-        return loaded_program.call_into(compiled, operands, places)
+    def call_into(
+        self, compiled: LoadedProgram, label: str, operands: Sequence, places: Sequence
+    ) -> tuple[list, Any]:
+        return loaded_program.call_into(compiled, label, operands, places)
 
     def lower_again(self, compiled: CompiledProgram) -> Any:
         return compiled.lower()

@@ -25,6 +25,7 @@ from .memory_message import memory_message
 from .objects import object_files
 from .objects.object_code import ObjectCode, find_code, prints, stored_code, stored_key
 from .program_text import LoweredProgram
+from .recording import RecordedProgram, recorded_symbols
 from .runtime import xla
 from .runtime_symbols import runtime_symbols
 
@@ -47,6 +48,7 @@ def compile_program(
     key: str,
     opt_level: int | None = None,
     processor: mlir.Processor | None = None,
+    recorded: bool = False,
 ) -> CompiledProgram:
     """Finds or makes a program's code, loads and registers it.
 
@@ -58,6 +60,7 @@ def compile_program(
       key: of what all other arguments depend on, see objects/cache_key.py.
       opt_level: of LLVM; None: as the kernels' loops need.
       processor: whose instructions code consists of; None: all that the processor at hand has.
+      recorded: whether the host's text has marks (recording.py).
     """
     xla.check_api_version()
     times: dict[str, float] = {}
@@ -77,14 +80,14 @@ def compile_program(
         return ObjectCode(objects, lowered.arena_bytes)
 
     with progress.compiling(program.name), gc_pause.paused(), recursion.headroom():
-        symbols = runtime_symbols()
+        symbols = recorded_symbols(runtime_symbols()) if recorded else runtime_symbols()
         by_hand = any(
             kernel.defined_at for kernel in program.kernels()
         )  # its errors name a program that repeats them
         code, image, from_disk = stored_code(
             key, symbols, make, timed, remembers_failures=not by_hand
         )
-    compiled = CompiledProgram(
+    compiled = (RecordedProgram if recorded else CompiledProgram)(
         program.signature,
         _new_name(program.name),
         code,

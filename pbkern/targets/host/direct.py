@@ -13,20 +13,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from pbkern.targets import mlir
-
 from . import lifetime
-from .loaded_program import LoadedProgram
-from .objects import object_files
-from .objects.elf_loader import PAGE, Image
-from .objects.object_code import ObjectCode, image_of, stored_code
+from .loaded_program import PROTOTYPE, LoadedProgram
+from .objects.elf_loader import PAGE
+from .objects.object_code import image_of
 from .runtime import arena, openmp, serial
 from .runtime.parallel import PARALLEL
-from .runtime_symbols import runtime_symbols
+from .runtime_symbols import loaded, runtime_symbols
 
 CALLED = ("GOMP_parallel", "omp_get_thread_num", "omp_get_max_threads", "omp_in_parallel")
 # A forked process counts as a parallel region: it stands in for omp_in_parallel.
@@ -54,10 +52,51 @@ def entry(compiled: LoadedProgram, openmp_library: str | None) -> Callable[[Any]
     calling thread does all.
     """
     symbols = runtime_symbols() | {PARALLEL: _parallel_loop(openmp_library)}
-    image = image_of(compiled.code, symbols)
+    image = image_of(compiled.code, compiled.linked(symbols))
     call = compiled.entry(image)
     weakref.finalize(call, lifetime.free_arenas, image).atexit = False
     return call
+
+
+class Redirection:
+    """Lets a function of `entry` run another program for a while.
+
+    The address that a ctypes function calls is overwritten, so that calls cost nothing more at other times.
+    What it has called lives as long as this value: calls may be under way in other threads.
+
+    Args:
+      call: the function.
+      other: gives the function that takes its place, at the first call.
+    Attributes:
+      error: what `other` has raised; the program itself runs then.
+    """
+
+    def __init__(self, call: Any, other: Callable[[], Any]):
+        self.place = ctypes.c_void_p.from_address(ctypes.addressof(call))
+        self.usual, self.other = self.place.value or 0, other
+        self.error: Exception | None = None
+        self.first, self.once = PROTOTYPE(self._first), threading.Lock()
+
+    def begin(self) -> None:
+        self.error = None
+        self.place.value = _address(self.first)
+
+    def end(self) -> None:
+        self.place.value = self.usual
+
+    def _first(self, buffers: int | None) -> int:
+        address = self.usual
+        try:
+            with self.once:
+                address = self.place.value = _address(self._other)
+        except Exception as e:
+            self.error = e
+            self.end()
+        return PROTOTYPE(address)(buffers)
+
+    @functools.cached_property
+    def _other(self) -> Any:
+        return self.other()
 
 
 def ask_for_huge_pages(address: int, nbytes: int) -> None:
@@ -77,14 +116,13 @@ def _c() -> ctypes.CDLL:
 def _parallel_loop(library: str | None) -> int:
     """Address of the function that divides programs among threads."""
     if library is None:
-        return _loaded("serial", serial.SERIAL, PARALLEL, {}).address(PARALLEL)
+        return loaded("parallel loop: serial", serial.SERIAL, PARALLEL, {}).address(PARALLEL)
     handle = ctypes.CDLL(
         library
     )  # a name is looked up in the libraries that it is linked to as well
     addresses = {name: _address(getattr(handle, name)) for name in CALLED}
-    inside = _loaded(
-        "forked", _INSIDE, "pbk_in_parallel", {"omp_in_parallel": addresses["omp_in_parallel"]}
-    )
+    called = {"omp_in_parallel": addresses["omp_in_parallel"]}
+    inside = loaded("parallel loop: forked", _INSIDE, "pbk_in_parallel", called)
     forked = ctypes.c_int32.from_address(inside.address("pbk_forked"))
 
     def in_child() -> None:
@@ -92,23 +130,7 @@ def _parallel_loop(library: str | None) -> int:
 
     os.register_at_fork(after_in_child=in_child)
     addresses["omp_in_parallel"] = inside.address("pbk_in_parallel")
-    return _loaded("openmp", openmp.OPENMP, PARALLEL, addresses).address(PARALLEL)
-
-
-_images: list[Image] = []  # stay as long as the process: programs call into them
-
-
-def _loaded(key: str, text: str, function: str, addresses: dict[str, int]) -> Image:
-    def make() -> ObjectCode:
-        module = object_files.host_module(text)
-        mlir.check_lowered(module)
-        return ObjectCode(
-            (mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, function, addresses),)
-        )
-
-    _, image, _ = stored_code(f"parallel loop: {key}", addresses, make)
-    _images.append(image)
-    return image
+    return loaded("parallel loop: openmp", openmp.OPENMP, PARALLEL, addresses).address(PARALLEL)
 
 
 def _address(function: Any) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -30,6 +30,8 @@ from .objects.object_code import ObjectCode
 from .program_text import LoweredProgram
 from .runtime import xla
 
+# Type of @pbk_call: its status, of the addresses of inputs and results.
+PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 _looked_at: list = []  # weak reference to a program, its lowered form
 
 
@@ -79,6 +81,10 @@ class LoadedProgram:
         self.entry(self.image)(pointers)
         return outs
 
+    def linked(self, symbols: Mapping[str, int]) -> Mapping[str, int]:
+        """Addresses of what the code calls, of those of the runtime and of a parallel loop."""
+        return symbols
+
     def entry(self, image: Image) -> Any:
         """The program in an image of its code, as a function of addresses, which raises MemoryError."""
 
@@ -86,7 +92,7 @@ class LoadedProgram:
             if status:
                 raise MemoryError(self.no_memory.value.decode())
 
-        call: Any = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(image.address("pbk_call"))
+        call: Any = PROTOTYPE(image.address("pbk_call"))
         call.errcheck = check
         return call
 
@@ -127,20 +133,21 @@ def host_text(program: HostProgram, lowered: LoweredProgram) -> str:
     return lowered.host + xla.program_text(lowered.arena_bytes, len(program.inputs), sizes)
 
 
-def call(compiled: LoadedProgram, *args):
-    """The program as a JAX operation (to be traced)."""
+def call(compiled: LoadedProgram, label: str, operands: Sequence) -> list:
+    """See targets.target.Target.call."""
     signature = compiled.signature
     results = [jax.ShapeDtypeStruct(output.shape, output.dtype) for output in signature.outputs]
-    return _jax.ffi_call(
-        compiled.ffi_name, results, *args, input_output_aliases=dict(signature.shared)
-    )
+    return _jax.ffi_call(compiled.ffi_name, label, results, operands, signature.shared)
 
 
-def call_into(compiled: LoadedProgram, operands, places) -> tuple[list, jax.Array]:
+def call_into(
+    compiled: LoadedProgram, label: str, operands: Sequence, places: Sequence
+) -> tuple[list, jax.Array]:
     """See targets.target.Target.call_into. The places are operands that the handler writes to."""
     small = [output for output in compiled.signature.outputs if output.nbytes < xla.POOLED_BYTES]
     types = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in small]
     flag = jax.ShapeDtypeStruct((0,), np.uint8)
-    call = jax.ffi.ffi_call(compiled.ffi_name, [*types, flag], has_side_effect=True)
-    *results, done = call(*operands, *places)
+    *results, done = _jax.ffi_call(
+        compiled.ffi_name, label, [*types, flag], [*operands, *places], has_side_effect=True
+    )
     return results, done

@@ -170,39 +170,40 @@ class HostText:
 
     def steps(self, steps: tuple[Step, ...]) -> None:
         for step in steps:
-            match step:
-                case Launch():
-                    self.hooks.launch(self, step)
-                case Copy(source=s, destination=d):
-                    self.hooks.copy(self, self.pointer(d), self.pointer(s), s.type.nbytes)
-                case Loop(counter=c, trip_count=n, steps=inner):
-                    low, high, one = self.const(0), self.const(n), self.const(1)
-                    iv = self.name()
-                    self.counters[c] = iv
-                    self.lines.append(f"scf.for {iv} = {low} to {high} step {one} : i64 {{")
-                    self.steps(inner)
-                    self.lines.append("}")
-                case HostWhile(condition=c, predicate=p, steps=inner):
-                    self.lines.append("scf.while : () -> () {")
-                    self.steps(c)
-                    value = self.hooks.load(self, p, "i8")
-                    zero = self.put("arith.constant 0 : i8")
-                    self.lines.append(
-                        f"scf.condition({self.put(f'arith.cmpi ne, {value}, {zero} : i8')})"
-                    )
-                    self.lines.append("} do {")
-                    self.steps(inner)
-                    self.lines += ["scf.yield", "}"]
-                case Cond(index=i, branches=branches):
-                    size = f"i{8 * i.type.dtype.itemsize}"
-                    value = self.hooks.load(self, i, size)
-                    self._branches(
-                        value
-                        if size == "i32"
-                        else self.put(f"arith.extui {value} : {size} to i32"),
-                        branches,
-                        0,
-                    )
+            self.step(step)
+
+    def step(self, step: Step) -> None:
+        match step:
+            case Launch():
+                self.hooks.launch(self, step)
+            case Copy(source=s, destination=d):
+                self.hooks.copy(self, self.pointer(d), self.pointer(s), s.type.nbytes)
+            case Loop(counter=c, trip_count=n, steps=inner):
+                low, high, one = self.const(0), self.const(n), self.const(1)
+                iv = self.name()
+                self.counters[c] = iv
+                self.lines.append(f"scf.for {iv} = {low} to {high} step {one} : i64 {{")
+                self.steps(inner)
+                self.lines.append("}")
+            case HostWhile(condition=c, predicate=p, steps=inner):
+                self.lines.append("scf.while : () -> () {")
+                self.steps(c)
+                value = self.hooks.load(self, p, "i8")
+                zero = self.put("arith.constant 0 : i8")
+                self.lines.append(
+                    f"scf.condition({self.put(f'arith.cmpi ne, {value}, {zero} : i8')})"
+                )
+                self.lines.append("} do {")
+                self.steps(inner)
+                self.lines += ["scf.yield", "}"]
+            case Cond(index=i, branches=branches):
+                size = f"i{8 * i.type.dtype.itemsize}"
+                value = self.hooks.load(self, i, size)
+                self._branches(
+                    value if size == "i32" else self.put(f"arith.extui {value} : {size} to i32"),
+                    branches,
+                    0,
+                )
 
     def _branches(self, value: str, branches, index: int) -> None:
         """Nested ifs; the first also takes indices below it, the last those above."""

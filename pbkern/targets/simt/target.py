@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pbkern.core.errors import OptionError
+from pbkern.core.errors import OptionError, TargetError
 from pbkern.core.machine import Machine
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import disk_cache, fallback
@@ -128,8 +128,14 @@ class ThreadTarget(abc.ABC):
     def coverage(self) -> dict[str, list[str]]:
         return support.coverage()
 
-    def compile(self, program: HostProgram, options) -> DeviceProgram:
-        """Raises UnsupportedOp, ScheduleError, OptionError or InternalError."""
+    def compile(self, program: HostProgram, options, recorded: bool = False) -> DeviceProgram:
+        """Raises UnsupportedOp, ScheduleError, OptionError, TargetError or InternalError."""
+        if recorded:
+            raise TargetError(
+                f"launches on target `{self.name}` are not recorded",
+                why=f"program `{program.name}`; the recorder takes the times of threads of this processor",
+                hint="profile_space and profile_dir of pbkern.nvgpu.CompilerParams take those of blocks",
+            )
         if not options.device_one_time_load:
             raise OptionError(
                 f"target `{self.name}` loads a kernel once, however often it is launched",
@@ -206,8 +212,8 @@ class ThreadTarget(abc.ABC):
     ) -> None:
         return None
 
-    def call(self, compiled: DeviceProgram, *operands) -> list:
-        return launched_call(compiled, operands, self.driver())
+    def call(self, compiled: DeviceProgram, label: str, operands: Sequence) -> list:
+        return launched_call(compiled, label, operands, self.driver())
 
     def direct_entry(
         self, compiled: DeviceProgram
@@ -222,8 +228,10 @@ class ThreadTarget(abc.ABC):
         """Bytes, of which the address of an array of `nbytes` has to be a multiple."""
         return alignment_of(nbytes)
 
-    def call_into(self, compiled: DeviceProgram, operands, places) -> tuple[list, Any]:
-        return self.call(compiled, *operands), None
+    def call_into(
+        self, compiled: DeviceProgram, label: str, operands: Sequence, places: Sequence
+    ) -> tuple[list, Any]:
+        return self.call(compiled, label, operands), None
 
     def text(self, compiled: DeviceProgram, stage: str) -> str:
         codes = compiled.distinct()

@@ -456,3 +456,12 @@ def test_without_the_threads_of_openmp_calls_go_through_jax(monkeypatch):
     made = pbkern.polyblocks_jit_tf(lambda x: (tf.tanh(x) * 2, x > 0))(x)
     np.testing.assert_allclose(made[0], np.tanh(x.numpy().astype(np.float64)) * 2, rtol=1e-6)
     np.testing.assert_array_equal(made[1], x.numpy() > 0)
+
+
+def test_a_report_is_data_and_a_page_too():
+    f = pbkern.polyblocks_jit_tf(lambda x: tf.nn.softmax(x) @ tf.transpose(x))
+    report = f.explain(tf.ones((16, 8)))
+    names = [kernel.name for kernel in f.kernels(tf.ones((16, 8)))]
+    assert [kernel["name"] for kernel in report.as_dict()["kernels"]] == names
+    assert all(name in report.html(stages=["kernels"]) for name in names)
+    assert report._repr_html_().startswith("<iframe srcdoc=")

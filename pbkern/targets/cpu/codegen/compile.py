@@ -18,7 +18,8 @@ from pbkern.targets.host.kernel_text import LoweredKernel
 from pbkern.targets.host.loaded_program import CompiledProgram
 from pbkern.targets.host.objects import cache_key
 from pbkern.targets.host.processor import allowed_cores
-from pbkern.targets.host.program_text import LoweredProgram
+from pbkern.targets.host.program_text import HostText, LoweredProgram
+from pbkern.targets.host.recording import RecordedText
 
 from .kernel import emit
 from .launches import emit_host
@@ -31,6 +32,7 @@ def compile_program(
     opt_level: int | None = None,
     key: str | None = None,
     processor: mlir.Processor | None = None,
+    recorded: bool = False,
 ) -> CompiledProgram:
     """Finds or makes a program's code, loads and registers it.
 
@@ -43,6 +45,7 @@ def compile_program(
       opt_level: of LLVM; None: as its loops need.
       key: cache_key.program_key of these arguments, where the caller has made it.
       processor: whose instructions code consists of; None: all that the processor at hand has.
+      recorded: with marks around its steps, see targets/host/recording.py.
     """
     program = in_stages(program)
 
@@ -56,10 +59,13 @@ def compile_program(
             return options_of(kernel)
 
         return emit_host(
-            program, device_functions(program, announced, CPU_PASSES, emit, ready), threads_of
+            program,
+            device_functions(program, announced, CPU_PASSES, emit, ready),
+            threads_of,
+            text_of=RecordedText if recorded else HostText,
         )
 
     if key is None:
         with recursion.headroom():
             key = cache_key.program_key(program, options_of, threads_of, opt_level, processor)
-    return host.compile_program(program, lower, key, opt_level, processor)
+    return host.compile_program(program, lower, key, opt_level, processor, recorded)

@@ -94,10 +94,12 @@ def emit_host(
     kernels: Mapping[int, LoweredKernel],
     threads_of: Callable[[Kernel], int],
     most_of: Callable[[Kernel], int] | None = None,
+    text_of: type[HostText] = HostText,
 ) -> LoweredProgram:
     """MLIR of a HostProgram around the functions of its kernels, by id of a kernel.
 
-    threads_of: the threads that tasks are sized for; most_of: those that may take part, if others.
+    threads_of: the threads that tasks are sized for; most_of: those that may take part, if others;
+    text_of: writes the steps.
     """
     sizes = {
         id(kernel): tasks(kernel, kernels[id(kernel)].programs, threads_of(kernel))
@@ -109,7 +111,7 @@ def emit_host(
             count = -(-kernels[id(kernel)].programs // chunk)
             sizes[id(kernel)] = chunk, min(most_of(kernel), count)
     memory = Temporaries.of(program, lambda kernel: kernels[id(kernel)].copies)
-    host = HostText(program, memory, CpuSteps(kernels, sizes))
+    host = text_of(program, memory, CpuSteps(kernels, sizes))
     host.steps(program.steps)
     launched: dict[str, LoweredKernel] = {}
     for function, (chunk, threads) in ((kernels[kernel], sizes[kernel]) for kernel in sizes):

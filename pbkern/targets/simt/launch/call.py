@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from pbkern import _jax
 from pbkern.core.errors import TargetError
 from pbkern.targets.host.objects.elf_loader import Image
 from pbkern.targets.simt.program import DeviceProgram
@@ -20,18 +21,16 @@ _serial = itertools.count()
 _images: list[Image] = []  # of handlers: XLA keeps their addresses
 
 
-def launched_call(compiled: DeviceProgram, operands: Sequence, driver: Driver) -> list:
-    """Results of the program on operands of the driver's platform. Traceable."""
+def launched_call(compiled: DeviceProgram, label: str, operands: Sequence, driver: Driver) -> list:
+    """Results of the program on operands of the driver's platform, for functions that are compiled."""
     name, temporaries = _registered(compiled, driver)
     results = [
         jax.ShapeDtypeStruct(output.type.shape, output.type.dtype)
         for output in compiled.program.outputs
     ]
     memory = jax.ShapeDtypeStruct((temporaries,), np.uint8)
-    arrays = jax.ffi.ffi_call(
-        name, [*results, memory], input_output_aliases=compiled.program.shared_arrays()
-    )(*operands)
-    return list(arrays)[: len(results)]
+    shared = compiled.program.shared_arrays().items()
+    return _jax.ffi_call(name, label, [*results, memory], operands, shared)[: len(results)]
 
 
 def _registered(compiled: DeviceProgram, driver: Driver) -> tuple[str, int]:

@@ -11,6 +11,8 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
+from pbkern.api.decorators import JitFunction
+from pbkern.api.pipeline import build_kernel, compile_programs
 from pbkern.core.errors import InternalError, KernelError, OptionError
 from pbkern.core.jaxprs import literal_value
 from pbkern.core.lazy_dataclass import dataclass
@@ -23,9 +25,6 @@ from pbkern.dsl.trace import KernelFunction
 from pbkern.frontends.jax.call import call_p
 from pbkern.simulate.counts import Counts
 from pbkern.targets.amdgpu import devices as amd_devices
-
-from .decorators import JitFunction
-from .pipeline import build_kernel, compile_programs
 
 if TYPE_CHECKING:  # lowering is imported when something is compiled
     from pbkern.targets.nvgpu.program import NvProgram
