@@ -28,6 +28,7 @@ class VendorCode(Protocol):
       private: LLVM's number of the memory in which a function's own variables lie before they are
         registers.
       copies_tiles: whether it copies to shared memory by itself, and loads matrices from there by one instruction.
+      relaxed_atomics: whether its code orders nothing but the element that an atomic operation updates.
     """
 
     @property
@@ -40,6 +41,8 @@ class VendorCode(Protocol):
     def private(self) -> int: ...
     @property
     def copies_tiles(self) -> bool: ...
+    @property
+    def relaxed_atomics(self) -> bool: ...
     def math(self, approx: bool) -> MathTable:
         """Instructions in place of functions that all targets have; `approx`: also such as are less exact."""
 
@@ -142,6 +145,7 @@ class Nvidia:
     declared_bytes: int = 48 << 10
     private: int = 0
     copies_tiles: bool = True
+    relaxed_atomics: bool = True
 
     def math(self, approx: bool) -> MathTable:
         return NvidiaMath(approx)
@@ -186,6 +190,7 @@ class Amd:
     declared_bytes: int = 64 << 10
     private: int = 5
     copies_tiles: bool = False
+    relaxed_atomics: bool = False
 
     def math(self, approx: bool) -> MathTable:
         return SHARED

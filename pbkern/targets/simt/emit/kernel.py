@@ -51,6 +51,7 @@ from .nests import THREAD, SimtNestEmitter
 from .recorder import Profile, Recorder
 from .reports import Reports, ReportWriter
 from .tiles import TileEmitter
+from .updates import UpdateEmitter
 
 # Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
 ARGUMENT_ALIGNMENT = 16
@@ -149,7 +150,7 @@ class _Lowering(ProgramText):
             contract=self.options.contract,
             math=self.options.device.math(self.options.approx_math),
         )
-        self.mappings = registers.mappings
+        self.mappings, self.updates = registers.mappings, registers.updates
         self.has_group_products = any(
             isinstance(stmt, Nest) and isinstance(stmt.by, Tiling) and stmt.by.instruction.row_bytes
             for stmt in self._every()
@@ -203,7 +204,7 @@ class _Lowering(ProgramText):
         ]
 
     def _slots(self, nest: Nest) -> int:
-        if nest.by is not None:
+        if nest.by is not None or not nest.reductions:
             return 0
         warp = self.options.device.warp
         wide = self.mappings[id(nest)].team > warp
@@ -487,6 +488,7 @@ class _Lowering(ProgramText):
             self.placement.place,
             lambda nest: isinstance(nest, Nest) and self._slots(nest) > 0,
             only_copies=not self.options.barriers,
+            is_one=lambda loop: id(loop) in self.updates,
         )
         prologue = list(self.nests.prologue.statements)
         for case in self.nests.cases:
@@ -541,6 +543,10 @@ class _Lowering(ProgramText):
                 self.branch(block, stmt)
             case For(counter=counter) if self.recorder and counter == self.nests.step_counter:
                 self._recorded_steps(block, stmt, self.recorder)
+            case For() if id(stmt) in self.updates:
+                UpdateEmitter(self.emitter, self.updates[id(stmt)], self.options.threads).emit(
+                    block
+                )
             case For():
                 self.counted_loop(block, stmt)
             case While():
