@@ -49,6 +49,9 @@ class VendorCode(Protocol):
     def thread(self, put: Emit) -> str:
         """i32: number of the thread in its block."""
 
+    def hidden(self, put: Emit, index: str) -> str:
+        """The index, of which LLVM does not know that it is the same in each step of a loop, where that is needed."""
+
     def block(self, put: Emit) -> str:
         """i32: number of the block in the grid."""
 
@@ -153,6 +156,10 @@ class Nvidia:
     def thread(self, put: Emit) -> str:
         return put("nvvm.read.ptx.sreg.tid.x", (), "i32")
 
+    def hidden(self, put: Emit, index: str) -> str:
+        """The index itself: ptxas computes places again rather than store them."""
+        return index
+
     def block(self, put: Emit) -> str:
         return put("nvvm.read.ptx.sreg.ctaid.x", (), "i32")
 
@@ -197,6 +204,13 @@ class Amd:
 
     def thread(self, put: Emit) -> str:
         return put("rocdl.workitem.id.x", (), "i32")
+
+    def hidden(self, put: Emit, index: str) -> str:
+        """The result of an empty instruction: LLVM would move hundreds of places before a loop, and spill them."""
+        number = put("arith.index_cast", (index,), "index to i32")
+        empty = ' has_side_effects "", "=v,0" %s'
+        hidden = put("llvm.inline_asm", (number,), "(i32) -> i32", empty)
+        return put("arith.index_castui", (hidden,), "i32 to index")
 
     def block(self, put: Emit) -> str:
         return put("rocdl.workgroup.id.x", (), "i32")

@@ -283,7 +283,7 @@ class _Lowering(ProgramText):
         """All programs of the block, and what is recorded of them."""
         space, folder = self.options.profile_space, self.options.profile_dir
         if not space:
-            self.in_order(block, inner, self.program)
+            self.in_order(block, inner, self._anew if inner else self.program)
             return None
         dims = [dim.axis for dim in self.nests.grid if not dim.parallel]
         steps = {grid_symbol(dim): self.kernel.grid[dim] for dim in dims}
@@ -304,6 +304,18 @@ class _Lowering(ProgramText):
         recorder.end(block)
         self.record = f"{RECORD}: {kind}"
         return profile
+
+    def _anew(self, block: Block) -> None:
+        """A program, which computes places from a thread's number as the device knows it in this step alone."""
+        inner = Block(block)
+        self.program(inner)
+        thread = self.options.device.hidden(partial(self.text.put, block), THREAD)
+        if thread != THREAD:
+            inner.operations = [
+                op.renamed(lambda _: lambda name: thread if name == THREAD else name)
+                for op in inner.operations
+            ]
+        block.take(inner)
 
     def _recorded_steps(self, block: Block, loop: For, recorder: Recorder) -> None:
         """A loop over programs, of which each is recorded."""
