@@ -147,6 +147,7 @@ COUNTED = {
     "turned_odd": turned((2047, 1023), 1, 0, most_bytes=1.25, most_sectors=1.25),
     "turned_wide": turned((64, 16384), 1, 0),
     "turned_tall": turned((16384, 64), 1, 0, most_conflicts=1),
+    "turned_long": turned((100000, 128), 1, 0),
     "turned_planes": turned((3, 65536), 1, 0, most_conflicts=1),
     "turned_pixels": turned((65536, 3), 1, 0),
     "to_nchw": turned((8, 56, 56, 64), 0, 3, 1, 2, most_conflicts=0.1),

@@ -251,3 +251,42 @@ def test_a_linker_in_path_is_found(monkeypatch, tmp_path):
         (str(tmp_path / "ld.lld"),),
         ("/opt/rocm/llvm/bin/ld.lld",),
     ]
+
+
+@pytest.mark.parametrize("architecture", ["gfx1100", "gfx942"])
+def test_places_are_computed_in_each_step_of_a_loop(architecture):
+    """Before the loop, those of all programs at the ends of arrays would not fit registers."""
+
+    def product(a, b, c, acc):
+        @pbkern.when(pbkern.program_id(2) == 0)
+        def _():
+            acc[...] = jnp.zeros_like(acc)
+
+        acc[...] += a[...] @ b[...]
+
+        @pbkern.when(pbkern.program_id(2) == 4)
+        def _():
+            c[...] = jnp.maximum(acc[...], 0)
+
+    params = pbkern.amdgpu.CompilerParams(
+        dimension_semantics=("parallel", "parallel", "sequential"), num_warps=2
+    )
+    kernel = pbkern.kernel(
+        product,
+        grid=(3, 2, 5),
+        in_specs=[
+            pbkern.BlockSpec((32, 24), lambda i, j, k: (i, k)),
+            pbkern.BlockSpec((24, 40), lambda i, j, k: (k, j)),
+        ],
+        out_specs=[pbkern.BlockSpec((32, 40), lambda i, j, k: (i, j))],
+        out_shape=[jax.ShapeDtypeStruct((90, 77), jnp.float32)],
+        scratch_shapes=[pbkern.Scratch((32, 40), jnp.float32)],
+        compiler_params=params,
+    )
+    types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((90, 120), (120, 77))]
+    options = {"target": "amdgpu", "device": architecture}
+    text = pbkern.jit(lambda a, b: kernel(a, b)[0], compile_options=options).as_text(
+        *types, stage="asm"
+    )
+    (scratch,) = re.findall(r"\.private_segment_fixed_size: (\d+)", text)
+    assert int(scratch) == 0

@@ -22,11 +22,15 @@ class Sizes:
         several make one result.
       split_result_bytes, split_operand_bytes: most of a contraction's result, fewest of its
         operands, for two stages.
+      scatter_cycles: cycles of a scatter on one core below which a second kernel does not pay.
+      updates_per_result: times more updates than results in a chunk of a scatter, at least: each chunk
+        stores every result, which is read again.
       busy_programs: programs of each core that keep it busy, so that reductions need no second stage.
       fewest_chunks: chunks of one result, at least, that are worth a second stage.
       shortest_chunk: elements along a chunk; the second stage reads at most so small a part.
       turned_side: elements along each side of the square blocks from which those of kernels that
         read across rows are searched as well, and parts of planes tried; 0: they are not.
+      cuts_planes: whether a plane of few short lines is cut as well where each element is made of several.
       even_part: parts of lines are multiples of this many elements, unless they are shorter.
     """
 
@@ -42,8 +46,11 @@ class Sizes:
     short_row_bytes: int
     split_result_bytes: int
     split_operand_bytes: int
+    scatter_cycles: float
+    updates_per_result: int
     busy_programs: int
     fewest_chunks: int
     shortest_chunk: int
     turned_side: int
+    cuts_planes: bool
     even_part: int

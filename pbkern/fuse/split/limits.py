@@ -25,15 +25,6 @@ class SplitLimits:
     shortest_beginning: int = threshold(
         16, "elements of that first part, at least. Source: not recorded"
     )
-    # Scatters (scatter_privatisation.py)
-    updates_per_result: int = threshold(
-        4,
-        "times more updates than results in a chunk, at least: each chunk stores every result, which is read again. Source: "
-        "not recorded",
-    )
-    scatter_cycles: float = threshold(
-        200_000, "cycles of work below which a second kernel does not pay. Source: not recorded"
-    )
     # Contractions (two_stage.py)
     depth_per_width: float = threshold(
         8,

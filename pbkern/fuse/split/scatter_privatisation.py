@@ -17,7 +17,6 @@ from pbkern.fuse.access.windows_contractions import REDUCERS, reducer_params
 from pbkern.fuse.cost.model import CostModel
 
 from .chunks import in_chunks, near_divisor
-from .limits import SplitLimits
 
 # Scatter -> (scatter of a chunk, reduction of the private results, combination with the operand).
 STAGES = {
@@ -29,14 +28,14 @@ STAGES = {
 }
 
 
-def runs_of(eqn, machine: CostModel, limits: SplitLimits) -> tuple[int, int] | None:
+def runs_of(eqn, machine: CostModel) -> tuple[int, int] | None:
     """(dimension of the indices to cut, elements per run) of a scatter to be split, or None."""
     if SCATTERS.get(eqn.primitive.name, "set") == "set":
         return None
     operand, indices, updates = (var.aval for var in eqn.invars)
     dn = eqn.params["dimension_numbers"]
     count = updates.size
-    little = machine.scatter_cycles(eqn) < limits.scatter_cycles
+    little = machine.scatter_cycles(eqn) < machine.sizes.scatter_cycles
     if little or not operand.size or operand.dtype.kind == "b":
         return None
     batch = math.prod(operand.shape[dim] for dim in dn.operand_batching_dims)
@@ -46,7 +45,7 @@ def runs_of(eqn, machine: CostModel, limits: SplitLimits) -> tuple[int, int] | N
     stays_near = operand.size * operand.dtype.itemsize <= machine.near_bytes // 2
     wanted = min(
         (4 if stays_near else 1) * machine.cores,
-        count // (limits.updates_per_result * operand.size),
+        count // (machine.sizes.updates_per_result * operand.size),
     )
     if batch >= 2 * machine.cores or wanted < 2 or not free:
         return None
@@ -55,9 +54,9 @@ def runs_of(eqn, machine: CostModel, limits: SplitLimits) -> tuple[int, int] | N
     return (cut, block) if 2 * block <= indices.shape[cut] else None
 
 
-def split_scatter(eqn, operands, machine: CostModel, limits: SplitLimits):
+def split_scatter(eqn, operands, machine: CostModel):
     """Rewrite: the results of the scatter, or None to keep it."""
-    choice = runs_of(eqn, machine, limits)
+    choice = runs_of(eqn, machine)
     if choice is None:
         return None
     operand, indices, updates = operands

@@ -43,7 +43,7 @@ class SplitReductions(SplitLimits):
             reductions.runs_of,
             reductions.is_narrow,
             lambda eqn: self._depth(eqn, machine),
-            lambda eqn: runs_of(eqn, machine, self),
+            lambda eqn: runs_of(eqn, machine),
         )
         if not any(test(eqn) for eqn in closed.jaxpr.eqns for test in tests):
             return closed
@@ -69,7 +69,7 @@ class SplitReductions(SplitLimits):
             return [_split_contraction(eqn, lhs, rhs, block)]
 
         scatters = dict.fromkeys(
-            SCATTERS, lambda eqn, operands: split_scatter(eqn, operands, machine, self)
+            SCATTERS, lambda eqn, operands: split_scatter(eqn, operands, machine)
         )
         rewrites = (
             reductions.rewrites() | {"dot_general": deepen, "transpose": transpose} | scatters

@@ -22,6 +22,8 @@ FEW_PLACES = 64
 # together.
 FEW_OUTER_ELEMENTS = 32
 
+# Elements of the longest line that is a vector or two.
+SHORT_LINE = 128
 # Elements of parts of a line that one program may take.
 LINE_PARTS = (64, 256, 512, 1024, 2048)
 
@@ -133,9 +135,11 @@ def options_of(
             continue
         if stage == "lanes" and run * extent <= 8192:
             # A long line may be cut, for halos and for parallelism; a short one is a vector or two.
-            if cuts_planes and run > 1:
+            is_short = extent <= SHORT_LINE
+            is_sum = grain > 1 and sizes.cuts_planes
+            if run > 1 and (cuts_planes or (is_short and is_sum)):
                 options[dim] = _powers(extent, sorted({-(-part // run) for part in LINE_PARTS}))
-            elif extent > 128:
+            elif not is_short:
                 options[dim] = _powers(extent, LINE_PARTS)
             run *= extent
             stage = "rows" if run >= 256 else "lanes"

@@ -31,6 +31,7 @@ from pbkern.lower.nest.conditions.index_tests import (
     simplified,
     with_nests_within,
 )
+from pbkern.lower.nest.conditions.repeated_tests import without_repeated_tests
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.version import versioned
 from pbkern.lower.nest.ir import Const, Expr, InRange, Nest, Op, Pool, Stmt
@@ -60,6 +61,7 @@ class VersionMasks:
         )
 
     def _variants(self, nest: Nest, context: NestContext, bounds: Bounds) -> list[Stmt]:
+        nest = without_repeated_tests(nest, context.pool)
         tests, fold = self._tests(nest, context.pool), Folder(context.pool, bounds)
         conditions = list(
             dict.fromkeys(

@@ -24,9 +24,12 @@ SIZES = Sizes(
     short_row_bytes=1 << 14,
     split_result_bytes=1 << 17,
     split_operand_bytes=1 << 20,
+    scatter_cycles=200_000,  # Source: not recorded.
+    updates_per_result=4,  # Source: not recorded.
     busy_programs=2,
     fewest_chunks=8,
     shortest_chunk=32,
     turned_side=0,
+    cuts_planes=False,
     even_part=1,
 )

@@ -39,7 +39,8 @@ class CompilerParams(ThreadParams):
       lowering_semantics: "Lane", the default: code for threads, and for warps or groups of four warps where these multiply
         matrices. "Warpgroup": groups compute all products of matrices; ScheduleError where the device has no instruction for
         that, a block no whole groups, or a product another shape or type.
-      num_warps: warps of 32 threads in a block, a power of two up to 32. None, the default: 4.
+      num_warps: warps of 32 threads in a block, a power of two up to 32. None, the default: 4, or more for large
+        products and for scatters.
 
     Examples:
       >>> params = pbkern.nvgpu.CompilerParams(dimension_semantics=("parallel",), num_warps=8)

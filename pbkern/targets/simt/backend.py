@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pbkern.core.errors import ScheduleError
+from pbkern.core.jaxprs import equations
 from pbkern.core.machine import MOST_BLOCK_THREADS
+from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import Pass
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
@@ -20,6 +22,7 @@ from .options import ThreadOptions
 from .params import ThreadParams, of_kernel
 from .passes import THREAD_PASSES
 from .schedule.instructions import multiplied_matrices
+from .schedule.updates import ATOMICS, UPDATE_THREADS
 
 # Threads of a block where its author names no number: four warps of 32. Source: not recorded.
 DEFAULT_THREADS = 128
@@ -56,7 +59,11 @@ class ThreadBackend:
                 why=why,
                 hint=f"leave {field} at its default",
             )
-        threads = warp * p.num_warps if p.num_warps else DEFAULT_THREADS
+        has_updates = self.kind.device.relaxed_atomics and any(
+            SCATTERS.get(eqn.primitive.name) in ATOMICS for eqn in equations(kernel.body.jaxpr)
+        )
+        default = UPDATE_THREADS if has_updates else DEFAULT_THREADS
+        threads = warp * p.num_warps if p.num_warps else default
         if threads > MOST_BLOCK_THREADS:
             raise ScheduleError(
                 f"kernel `{kernel.name}` asks for num_warps={p.num_warps}",

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
-from pbkern.fuse.access.blocks import Step
+from pbkern.core.ops.scatter import SCATTERS
+from pbkern.fuse.access.blocks import Step, volume
 from pbkern.fuse.cost.model import Price
 from pbkern.fuse.cost.roofline import Spread, Terms
 from pbkern.fuse.cost.sizes import Sizes
@@ -19,14 +21,30 @@ from pbkern.targets.costs.model import UNBALANCED, MachineCosts
 from pbkern.targets.costs.sizes import SIZES
 
 from .machine import IN_FLIGHT_BYTES, RESIDENT_BLOCKS
+from .schedule.updates import ATOMICS, STEPS_UNDER_WAY, UPDATE_THREADS
 
 # The part of a multiprocessor's own memory that shared memory may take: 227 of 256 KB, 163 of 192,
 # 99 of 128. Source: CUDA C++ Programming Guide, technical specifications.
 SHARED_SHARE = 0.8
 # Bytes that a block of a matrix product has under way: two steps of 128 rows and 128 columns of 64 bytes.
 STREAMED_BYTES = 2 * 2 * 128 * 64
+# Cycles of two loads from memory, the second of what the first one finds, and an atomic operation: an order of magnitude,
+# not measured here; see CUDA C++ Best Practices Guide, "Occupancy".
+UPDATE_CYCLES = 1200.0
+# A second kernel costs less than 20 such steps in a row.
+SCATTER_CYCLES = 20 * UPDATE_CYCLES
 # Rows of 512 bytes are a warp's widest loads. Blocks of 64 x 64 elements are turned in 16 KB of shared memory.
-THREAD_SIZES = replace(SIZES, far_row_bytes=512, busy_programs=1, turned_side=64, even_part=32)
+# Chunks of a scatter store to the last cache what the next kernel reads there.
+THREAD_SIZES = replace(
+    SIZES,
+    far_row_bytes=512,
+    busy_programs=1,
+    turned_side=64,
+    cuts_planes=True,
+    even_part=32,
+    scatter_cycles=SCATTER_CYCLES,
+    updates_per_result=1,
+)
 # The sums of 128 x 128 fill half of the registers of 256 threads; tiles below 64 read each operand
 # too often.
 MATRIX_SIZES = replace(
@@ -60,8 +78,26 @@ class ThreadCosts(MachineCosts):
         return self.l1_bytes // 4
 
     def step_price(self, of: Step) -> Price:
-        """The price as on CPUs, but for copies of operands to panels, which threads do not make."""
-        return replace(super().step_price(of), packing=0.0)
+        """The price as on CPUs, but for copies of operands to panels, which threads do not make, and for scatters."""
+        price = replace(super().step_price(of), packing=0.0)
+        if of.eqn.primitive.name not in SCATTERS:
+            return price
+        _, indices, updates = of.pull.inputs
+        cycles = self._update_cycles(of.eqn, volume(indices[:-1]), volume(updates))
+        return replace(price, seconds=cycles / self.clock_hz)
+
+    def scatter_cycles(self, eqn: Any) -> float:
+        indices, updates = (var.aval for var in eqn.invars[1:])
+        return self._update_cycles(eqn, math.prod(indices.shape[:-1]), updates.size)
+
+    def _update_cycles(self, eqn: Any, windows: int, elements: int) -> float:
+        """Cycles in which one block takes so many windows: some at a time where these are atomic operations, or one by one."""
+        points = max(elements // max(windows, 1), 1)
+        at_a_time = 1
+        if SCATTERS[eqn.primitive.name] in ATOMICS:
+            team = min(1 << (points - 1).bit_length(), UPDATE_THREADS)
+            at_a_time = UPDATE_THREADS // team * STEPS_UNDER_WAY
+        return -(-windows // at_a_time) * -(-points // UPDATE_THREADS) * UPDATE_CYCLES
 
     def spread(self, terms: Terms) -> Spread:
         """Blocks beside each other, as many as have room; blocks start as soon as others end."""

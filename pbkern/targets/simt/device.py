@@ -28,6 +28,7 @@ class VendorCode(Protocol):
       private: LLVM's number of the memory in which a function's own variables lie before they are
         registers.
       copies_tiles: whether it copies to shared memory by itself, and loads matrices from there by one instruction.
+      relaxed_atomics: whether its code orders nothing but the element that an atomic operation updates.
     """
 
     @property
@@ -40,11 +41,16 @@ class VendorCode(Protocol):
     def private(self) -> int: ...
     @property
     def copies_tiles(self) -> bool: ...
+    @property
+    def relaxed_atomics(self) -> bool: ...
     def math(self, approx: bool) -> MathTable:
         """Instructions in place of functions that all targets have; `approx`: also such as are less exact."""
 
     def thread(self, put: Emit) -> str:
         """i32: number of the thread in its block."""
+
+    def hidden(self, put: Emit, index: str) -> str:
+        """The index, of which LLVM does not know that it is the same in each step of a loop, where that is needed."""
 
     def block(self, put: Emit) -> str:
         """i32: number of the block in the grid."""
@@ -142,12 +148,17 @@ class Nvidia:
     declared_bytes: int = 48 << 10
     private: int = 0
     copies_tiles: bool = True
+    relaxed_atomics: bool = True
 
     def math(self, approx: bool) -> MathTable:
         return NvidiaMath(approx)
 
     def thread(self, put: Emit) -> str:
         return put("nvvm.read.ptx.sreg.tid.x", (), "i32")
+
+    def hidden(self, put: Emit, index: str) -> str:
+        """The index itself: ptxas computes places again rather than store them."""
+        return index
 
     def block(self, put: Emit) -> str:
         return put("nvvm.read.ptx.sreg.ctaid.x", (), "i32")
@@ -186,12 +197,20 @@ class Amd:
     declared_bytes: int = 64 << 10
     private: int = 5
     copies_tiles: bool = False
+    relaxed_atomics: bool = False
 
     def math(self, approx: bool) -> MathTable:
         return SHARED
 
     def thread(self, put: Emit) -> str:
         return put("rocdl.workitem.id.x", (), "i32")
+
+    def hidden(self, put: Emit, index: str) -> str:
+        """The result of an empty instruction: LLVM would move hundreds of places before a loop, and spill them."""
+        number = put("arith.index_cast", (index,), "index to i32")
+        empty = ' has_side_effects "", "=v,0" %s'
+        hidden = put("llvm.inline_asm", (number,), "(i32) -> i32", empty)
+        return put("arith.index_castui", (hidden,), "i32 to index")
 
     def block(self, put: Emit) -> str:
         return put("rocdl.workgroup.id.x", (), "i32")

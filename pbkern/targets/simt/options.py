@@ -77,4 +77,5 @@ class ThreadOptions(BuildOptions):
             threads=self.threads,
             warp=self.device.warp,
             reassociate=self.contract,
+            relaxed_atomics=self.device.relaxed_atomics,
         )

@@ -51,6 +51,7 @@ from .nests import THREAD, SimtNestEmitter
 from .recorder import Profile, Recorder
 from .reports import Reports, ReportWriter
 from .tiles import TileEmitter
+from .updates import UpdateEmitter
 
 # Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
 ARGUMENT_ALIGNMENT = 16
@@ -149,7 +150,7 @@ class _Lowering(ProgramText):
             contract=self.options.contract,
             math=self.options.device.math(self.options.approx_math),
         )
-        self.mappings = registers.mappings
+        self.mappings, self.updates = registers.mappings, registers.updates
         self.has_group_products = any(
             isinstance(stmt, Nest) and isinstance(stmt.by, Tiling) and stmt.by.instruction.row_bytes
             for stmt in self._every()
@@ -203,7 +204,7 @@ class _Lowering(ProgramText):
         ]
 
     def _slots(self, nest: Nest) -> int:
-        if nest.by is not None:
+        if nest.by is not None or not nest.reductions:
             return 0
         warp = self.options.device.warp
         wide = self.mappings[id(nest)].team > warp
@@ -282,7 +283,7 @@ class _Lowering(ProgramText):
         """All programs of the block, and what is recorded of them."""
         space, folder = self.options.profile_space, self.options.profile_dir
         if not space:
-            self.in_order(block, inner, self.program)
+            self.in_order(block, inner, self._anew if inner else self.program)
             return None
         dims = [dim.axis for dim in self.nests.grid if not dim.parallel]
         steps = {grid_symbol(dim): self.kernel.grid[dim] for dim in dims}
@@ -303,6 +304,18 @@ class _Lowering(ProgramText):
         recorder.end(block)
         self.record = f"{RECORD}: {kind}"
         return profile
+
+    def _anew(self, block: Block) -> None:
+        """A program, which computes places from a thread's number as the device knows it in this step alone."""
+        inner = Block(block)
+        self.program(inner)
+        thread = self.options.device.hidden(partial(self.text.put, block), THREAD)
+        if thread != THREAD:
+            inner.operations = [
+                op.renamed(lambda _: lambda name: thread if name == THREAD else name)
+                for op in inner.operations
+            ]
+        block.take(inner)
 
     def _recorded_steps(self, block: Block, loop: For, recorder: Recorder) -> None:
         """A loop over programs, of which each is recorded."""
@@ -487,6 +500,7 @@ class _Lowering(ProgramText):
             self.placement.place,
             lambda nest: isinstance(nest, Nest) and self._slots(nest) > 0,
             only_copies=not self.options.barriers,
+            is_one=lambda loop: id(loop) in self.updates,
         )
         prologue = list(self.nests.prologue.statements)
         for case in self.nests.cases:
@@ -541,6 +555,10 @@ class _Lowering(ProgramText):
                 self.branch(block, stmt)
             case For(counter=counter) if self.recorder and counter == self.nests.step_counter:
                 self._recorded_steps(block, stmt, self.recorder)
+            case For() if id(stmt) in self.updates:
+                UpdateEmitter(self.emitter, self.updates[id(stmt)], self.options.threads).emit(
+                    block
+                )
             case For():
                 self.counted_loop(block, stmt)
             case While():

@@ -56,7 +56,7 @@ class SimtNestEmitter(Expressions):
             self._in_order(walk, top, list(mapping.free))
         else:
             self._by_threads(walk, top, mapping)
-        _locate(top, nest.at)
+        locate(top, nest.at)
         block.take(top)
 
     def _in_order(self, walk: SimtWalk, block: Block, dims: list[tuple[str, int]]) -> None:
@@ -368,7 +368,7 @@ class SimtNestEmitter(Expressions):
         return [acc._replace(name=f"{name}#{k}") for k, acc in enumerate(accs)]
 
 
-def _locate(block: Block, at: str | None) -> None:
+def locate(block: Block, at: str | None) -> None:
     """Gives operations the user's line."""
     match = LINE.match(at) if at else None
     if match is None:

@@ -88,11 +88,11 @@ class Stage:
         copies: dict[int, list[Nest]] = {}
         alive: list[tuple[range, int]] = []
         for region in self.wanted(stmts):
-            padded = self._buffer(region)
-            size = scratch.padded_bytes(padded)
+            size = self.nbytes(region)
             if size > room:
                 continue
             room -= size
+            padded = self.context.new_buffer(_rows(region), region.buf.dtype)
             alive.append((range(min(region.readers), max(region.readers)), size))
             self.all_copies.append(_copy(region, padded, self.context, stmts))
             copies.setdefault(min(region.readers), []).append(self.all_copies[-1])
@@ -124,19 +124,9 @@ class Stage:
             before.append(body.pop(0))
         return before, For(stmt.counter, stmt.trips, tuple(body))
 
-    def _buffer(self, region: BoxRegion) -> Buf:
-        """Rows that threads read across have a length at which these fall into different banks."""
-        *outer, row = region.box.shape
-        if region.turned:
-            size = region.buf.dtype.itemsize
-            step = max(BANK_BYTES // size, 1)  # elements of a bank
-            words = -(-row // step)
-            row = (
-                (words + (words % 2 == 0)) * step
-                if size <= BANK_BYTES
-                else words + (words % 2 == 0)
-            )
-        return self.context.new_buffer((*outer, row), region.buf.dtype)
+    def nbytes(self, region: BoxRegion) -> int:
+        """Shared memory of a region's copy."""
+        return scratch.padded_bytes(Buf("", _rows(region), region.buf.dtype))
 
     def _reading(self, region: BoxRegion, copy: Buf, nest: Nest) -> Callable[[Expr], Expr]:
         """Rewrites expressions of a nest to read the copy."""
@@ -147,6 +137,17 @@ class Stage:
             if load.buf is region.buf and Box.around(load.index, nest.dims).base == region.box.base
         }
         return pool.rewriter(copies.get)
+
+
+def _rows(region: BoxRegion) -> tuple[int, ...]:
+    """The shape of a copy: rows that threads read across have a length at which these fall into different banks."""
+    *outer, row = region.box.shape
+    if region.turned:
+        size = region.buf.dtype.itemsize
+        step = max(BANK_BYTES // size, 1)  # elements of a bank
+        words = -(-row // step)
+        row = (words + (words % 2 == 0)) * step
+    return *outer, row
 
 
 def _copy(region: BoxRegion, copy: Buf, context: NestContext, stmts: Sequence[Stmt]) -> Nest:

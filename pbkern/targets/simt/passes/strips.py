@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pbkern.core.affine import Affine
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
-from pbkern.lower.nest import scratch
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.ir import For, Nest, Stmt, with_bodies
@@ -44,10 +43,7 @@ def _cut(stmts: Sequence[Stmt], stage: Stage, turned_rows: int) -> list[Stmt]:
     """The statements, inner ones too, with runs of nests in strips where that lets copies fit."""
     out = [with_bodies(stmt, lambda body: _cut(body, stage, turned_rows)) for stmt in stmts]
     for region in stage.wanted(out):
-        if (
-            scratch.padded_bytes(stage.context.new_buffer(region.box.shape, region.buf.dtype))
-            <= stage.usual
-        ):
+        if stage.nbytes(region) <= stage.usual:
             continue
         cut = _cut_for(out, region, stage, turned_rows)
         if cut is not None:
@@ -124,16 +120,15 @@ def _length(
     """Longest strips for which all copies fit, or of one place where that alone does not fit; 0 where strips save nothing."""
 
     def nbytes(length: int) -> int:
-        first = [part(n, dims[k], Affine(), length, stage.context.pool) for k, n in enumerate(run)]
-        return sum(x.nbytes for x in stage.wanted(first) or [region])
+        pieces = [part(n, dims[k], Affine(), length, stage.context.pool) for k, n in enumerate(run)]
+        return sum(map(stage.nbytes, stage.wanted(pieces)))
 
-    one, two = nbytes(1), nbytes(2)
-    step = max(two - one, 1)
-    if two <= one and one > stage.usual:
+    # Strips of one place may need no copy at all.
+    two, three = nbytes(2), nbytes(3)
+    step = three - two
+    if step <= 0 and not 0 < two <= stage.usual:
         return 0
-    if one > stage.usual:
-        return 1
-    length = 1 + (stage.usual - one) // step
+    length = max(2 + (stage.usual - two) // max(step, 1), 1)
     if region.turned and len(run) == 1:
         lane = stage.context.policy.vector_dimension(run[0])
         length = min(length, turned_rows * (2 if dims[0] == lane else 1))

@@ -112,6 +112,7 @@ class Barriers:
       waits_inside: whether a statement's own code ends with all threads having met, behind all that
         it reads.
       only_copies: threads wait for copies to shared memory alone, which the kernel's author does not see.
+      is_one: whether threads meet in what a loop holds by atomic operations alone.
     """
 
     def __init__(
@@ -119,8 +120,10 @@ class Barriers:
         place: Callable[[Buf], tuple[str, int, int]],
         waits_inside: Callable[[Stmt], bool],
         only_copies: bool = False,
+        is_one: Callable[[Stmt], bool] = lambda _: False,
     ):
         self.place, self.waits_inside, self.only_copies = place, waits_inside, only_copies
+        self.is_one = is_one
         self.before: set[int] = set()  # ids of statements
 
     def effects(self, stmts: Sequence[Stmt]) -> tuple[set[Bytes], set[Bytes]]:
@@ -174,7 +177,7 @@ class Barriers:
                 for end in ends[1:]:
                     ends[0].join(end)
                 return ends[0]
-            case For(counter=counter, body=body):
+            case For(counter=counter, body=body) if not self.is_one(stmt):
                 return self.loop(body, pending, counter)
             case While(condition=condition, body=body):
                 return self.loop([*condition, *body, *condition], pending)

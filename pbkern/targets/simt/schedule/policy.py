@@ -17,11 +17,13 @@ class ThreadPolicy(NestPolicy):
 
     Attributes:
       reassociate: sums of floats may be made of partial ones.
+      relaxed_atomics: see VendorCode.
     """
 
     threads: int = 128
     warp: int = 32
     reassociate: bool = True
+    relaxed_atomics: bool = False
 
     def mapping(self, nest: Nest) -> ThreadMapping:
         """Who computes a nest."""

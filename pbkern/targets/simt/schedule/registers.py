@@ -35,7 +35,6 @@ from pbkern.lower.nest.ir import (
     Stmt,
     While,
     bodies,
-    every,
     nodes,
     with_bodies,
 )
@@ -45,6 +44,7 @@ from pbkern.lower.nest.tiles.tiling import Tiling
 from .policy import ThreadPolicy
 from .threads import ThreadMapping, is_one_to_one, lane_weights
 from .tiles import accepts, renamed_points
+from .updates import Updates, updates_of
 
 # Registers of 32 bits that one thread keeps. Of the 128 that it has (nvgpu/compile.py),
 # accumulators take 32, addresses and operands others.
@@ -67,11 +67,13 @@ class RegisterValues:
     Attributes:
       nests: the kernel's, dimensions split where nests have to agree. mappings: by id of a nest.
       slots: root buffer -> the elements of it that each thread keeps, as a buffer.
+      updates: loops whose steps teams of threads take, by id. Their nests have no mapping.
     """
 
     nests: KernelNests
     mappings: dict[int, ThreadMapping]
     slots: dict[Buf, Buf] = field(default_factory=dict)
+    updates: dict[int, Updates] = field(default_factory=dict)
 
 
 def keep(nests: KernelNests) -> RegisterValues:
@@ -126,9 +128,20 @@ class _RegisterSearch:
         self.users: dict[Buf, dict[Hashable, list[Stmt]]] = {}
         self.fixed: set[int] = set()  # nests whose mapping some buffer in registers relies on
         self.slots: dict[Buf, Buf] = {}
+        self.updates: dict[int, Updates] = {}
         for section in (nests.prologue, *nests.cases):
-            for leaf in _leaves(section.statements):
+            for leaf in self._leaves(section.statements):
                 self._note(leaf, section)
+
+    def _leaves(self, stmts: Sequence[Stmt]) -> Iterator[Stmt]:
+        """Statements that hold no others, and loops of updates."""
+        for stmt in stmts:
+            if (updates := updates_of(stmt, self.policy)) is not None:
+                self.updates[id(stmt)] = updates
+            elif bodies(stmt):
+                yield from self._leaves([inner for body in bodies(stmt) for inner in body])
+                continue
+            yield stmt
 
     def _note(self, stmt: Stmt, section: Section) -> None:
         """Notes a statement and what it touches.
@@ -175,7 +188,7 @@ class _RegisterSearch:
                     out.append(self.now[id(stmt)])
                     mappings[id(out[-1])] = self.mappings[id(stmt)]
                 else:
-                    out.append(with_bodies(stmt, changed))
+                    out.append(stmt if id(stmt) in self.updates else with_bodies(stmt, changed))
             return out
 
         prologue = replace(
@@ -185,7 +198,10 @@ class _RegisterSearch:
             replace(case, statements=tuple(changed(case.statements))) for case in self.nests.cases
         )
         return RegisterValues(
-            replace(self.nests, prologue=prologue, cases=cases), mappings, self.slots
+            replace(self.nests, prologue=prologue, cases=cases),
+            mappings,
+            self.slots,
+            self.updates,
         )
 
     def _maybe_unwritten(self) -> set[Buf]:
@@ -413,10 +429,6 @@ def slots_of(buf: Buf) -> Buf:
     """The elements of an array in registers that each thread holds by its layout, as a buffer."""
     assert isinstance(buf.layout, Tiling | Chunking)
     return Buf(buf.name, (buf.layout.held(buf.shape).size("register"),), buf.dtype, arena=True)
-
-
-def _leaves(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
-    return (stmt for stmt in every(list(stmts)) if not bodies(stmt))
 
 
 def _words(buf: Buf) -> int:
