@@ -12,8 +12,8 @@ another one: what they add depends on nothing that they update.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.context import reports
 from pbkern.lower.nest.ir import Expr, For, Gather, If, Let, Load, Nest, Op, Stmt, Store, nodes
