@@ -25,13 +25,14 @@ from .differentiable_kernels import (
     numbers,
     order,
     prefix_sum,
+    rounds_of_programs,
     s,
     stencil,
 )
 
 # Relative to the largest element of the exact derivative, some tens of float32's spacing.
 ROUNDING = 3e-6
-SMALL = ("layer_norm", "recurrence", "segment_sum")
+SMALL = ("layer_norm", "recurrence", "segment_sum", "rounds_of_programs", "histogram")
 
 
 def close(got, want):
@@ -167,6 +168,13 @@ def test_blocks_that_do_not_divide_their_arrays(rows, columns, block, is_paralle
     )  # fmt: skip
     case = Case(kernel, plain, (numbers(rows, columns), numbers(1, columns)))
     close(pulled(kernel, case.operands), exactly(pulled, case))
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(1, 7), st.integers(1, 9))
+def test_loops_that_programs_end(rows, columns):
+    case = rounds_of_programs(rows, columns)
+    close(pulled(of_floats(case.kernel, case), floats_of(case)), exactly(pulled, case))
 
 
 def derived(case: Case):
