@@ -51,7 +51,7 @@ class WalkWindows:
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         return with_nests_within(
-            _with_one_name(stmts, context.pool, _chosen_by(stmts)),
+            _with_one_name(stmts, context.pool, _chosen_by(stmts), is_inner=False),
             context.bounds,
             lambda nest, bounds: self._narrowed(nest, bounds, context),
         )
@@ -143,8 +143,13 @@ def _chosen_by(stmts: Sequence[Stmt]) -> set[int | str]:
     return names
 
 
-def _with_one_name(stmts: Sequence[Stmt], pool: Pool, chosen: set[int | str]) -> list[Stmt]:
-    """The statements with one Let of those beside each other that have the same value, which no store can change."""
+def _with_one_name(
+    stmts: Sequence[Stmt], pool: Pool, chosen: set[int | str], is_inner: bool = True
+) -> list[Stmt]:
+    """The statements with one name for Lets beside each other that have the same value, which no store can change.
+
+    `is_inner`: nobody else reads the others, which are left out.
+    """
     names: dict[Expr, str] = {}
     places: dict[str, Affine] = {}
     out: list[Stmt] = []
@@ -153,6 +158,7 @@ def _with_one_name(stmts: Sequence[Stmt], pool: Pool, chosen: set[int | str]) ->
         if isinstance(stmt, Let) and stmt.name not in chosen:
             if stmt.value in names:
                 places[stmt.name] = Affine.symbol(names[stmt.value])
+                out += [] if is_inner else [stmt]
                 continue
             if not any(isinstance(node, Load | Gather) for node in nodes([stmt.value])):
                 names[stmt.value] = stmt.name
