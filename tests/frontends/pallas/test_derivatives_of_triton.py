@@ -123,8 +123,7 @@ def flat_tiles(x_ref, y_ref, o_ref, *, shape, block, strides, masked):
     plt.store(o_ref.at[of_rows(strides[2])], jnp.sin(x) * y, mask=mask)
 
 
-def check_flat(shape, block, gaps=(0, 0, 0), masked=True):
-    strides = shape[1] + gaps[0], shape[0] + gaps[1], shape[1] + gaps[2]
+def flat_call(shape, block, strides, masked=True):
     kernel = functools.partial(flat_tiles, shape=shape, block=block, strides=strides, masked=masked)
     size = shape[0] * strides[2]
 
@@ -138,9 +137,42 @@ def check_flat(shape, block, gaps=(0, 0, 0), masked=True):
 
     def exact(x, y):
         x, y = x.reshape(shape[0], -1)[:, : shape[1]], y.reshape(shape[1], -1)[:, : shape[0]]
-        return jnp.pad(jnp.sin(x) * y.T, ((0, 0), (0, gaps[2]))).reshape(-1)
+        return jnp.pad(jnp.sin(x) * y.T, ((0, 0), (0, strides[2] - shape[1]))).reshape(-1)
 
-    check(tiled, exact, numbers(shape[0] * strides[0]), numbers(shape[1] * strides[1], seed=1))
+    return tiled, exact, (numbers(shape[0] * strides[0]), numbers(shape[1] * strides[1], seed=1))
+
+
+def check_flat(shape, block, gaps=(0, 0, 0), masked=True):
+    strides = shape[1] + gaps[0], shape[0] + gaps[1], shape[1] + gaps[2]
+    call, exact, xs = flat_call(shape, block, strides, masked)
+    check(call, exact, *xs)
+
+
+def squares(f):
+    return lambda *xs: (f(*xs) ** 2).sum()
+
+
+AROUND = {
+    "tangents": lambda f, xs: jax.jvp(f, xs, xs)[1],
+    "vmap of gradient": lambda f, xs: jax.vmap(jax.grad(squares(f), (0, 1)))(
+        *[np.stack([x, x / 2]) for x in xs]
+    ),
+    "gradient of vmap": lambda f, xs: jax.grad(squares(jax.vmap(f, (0, None))), (0, 1))(
+        np.stack([xs[0], -xs[0]]), xs[1]
+    ),
+    "gradient of gradient": lambda f, xs: jax.grad(squares(jax.grad(squares(f))))(*xs),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_flat_tiles_go_with_other_transformations(around):
+    call, exact, xs = flat_call((5, 7), (4, 8), (7, 6, 9))
+    got = AROUND[around](call, xs)
+    with jax.enable_x64(True):
+        want = AROUND[around](exact, [np.asarray(x, np.float64) for x in xs])
+        want = jax.tree.map(np.asarray, want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=3e-5 * float(abs(b).max()))
 
 
 @settings(max_examples=6, deadline=None)
