@@ -207,6 +207,8 @@ def _update_type(ref, *operands, kind, values, masked, tree):
 
 def expand(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The body with every atomic update as loads and stores."""
+    if not is_used(closed.jaxpr):
+        return closed
     with jax.enable_x64(True):  # every type is explicit by now
         return retrace(closed, functools.partial(_rewrite, _read(closed.jaxpr)))
 

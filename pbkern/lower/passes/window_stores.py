@@ -10,6 +10,7 @@ loop, would walk all of an array for the sake of a block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -47,6 +48,10 @@ from pbkern.lower.nest.ir import (
 class WalkWindows:
     """Narrows nests, inner ones too."""
 
+    fewest_points: int = threshold(
+        128,
+        "points of a nest that is worth it: fewer are some vectors, which a loop may keep in registers. Source: not recorded",
+    )
     fewest_windows: int = threshold(2, "windows that a dimension has room for, to be worth it")
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
@@ -58,6 +63,9 @@ class WalkWindows:
 
     def _narrowed(self, nest: Nest, bounds: Bounds, context: NestContext) -> list[Stmt]:
         if nest.ordered or nest.reductions or nest.moves():
+            return [nest]
+        is_tile = context.options.one_case and all(store.buf.arena for store in nest.stores)
+        if is_tile or math.prod(nest.dims.values()) < self.fewest_points:
             return [nest]
         parts = [replace(nest, stores=(store,)) for store in nest.stores]
         windows = [self._windows(alone, context) for alone in parts]

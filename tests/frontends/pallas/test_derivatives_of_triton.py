@@ -235,6 +235,27 @@ def test_rows_that_overlap_are_refused():
         jax.grad(lambda x: call(x).sum())(jnp.ones((4, 4)))
 
 
+def test_atomic_additions_are_gathers_backwards():
+    def kernel(bin_ref, x_ref, o_ref):
+        @pl.when(pl.program_id(0) == 0)
+        def _():
+            o_ref[...] = jnp.zeros_like(o_ref)
+
+        plt.atomic_add(o_ref, (bin_ref[...],), jnp.sin(x_ref[...]), mask=bin_ref[...] >= 0)
+
+    tile = pl.BlockSpec((8,), lambda i: (i,))
+    shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+    bins = np.random.default_rng(3).integers(-1, 4, 24)
+    call = lambda x: pl.pallas_call(kernel, grid=(3,), in_specs=[tile, tile], out_shape=shape)(
+        bins, x
+    )
+    one_hot = bins[:, None] == np.arange(4)
+    check(call, lambda x: jnp.sin(x) @ one_hot.astype(x.dtype), numbers(24))
+    assert "scan" not in str(
+        pbkern.jit(lambda x: jax.vjp(call, x)[1](jnp.ones(4))).kernels(numbers(24))
+    )
+
+
 def stored_at(places):
     def kernel(x_ref, i_ref, o_ref):
         o_ref[...] = jnp.zeros_like(o_ref)
