@@ -256,14 +256,15 @@ def test_explain_names_the_backward_kernel():
     assert "matmul_saving" in text
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "prefix_sum"])
+@pytest.mark.parametrize("name", ["layer_norm", "prefix_sum", "rounds_of_programs", "histogram"])
 def test_backward_kernels_run_on_simulated_gpus(name):
     case = CASES[name]()
 
     def gradient(*xs):
-        return gradients(case.kernel, xs)
+        return gradients(of_floats(case.kernel, case), xs)
 
-    close(pbkern.simulate(pbkern.jit(gradient), *case.operands).results, gradient(*case.operands))
+    xs = floats_of(case)
+    close(pbkern.simulate(pbkern.jit(gradient), *xs).results, gradient(*xs))
 
 
 def test_only_states_that_the_derivative_reads_are_saved():
