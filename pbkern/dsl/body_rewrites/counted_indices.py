@@ -337,7 +337,7 @@ class CountedIndices:
         return Count(tuple(distances), count.bounds)
 
     def reach(self, mask, axis: int, length: int) -> int:
-        """Positions along a dimension of this length, from the first on, beyond which a mask is false."""
+        """Positions along a dimension of this length, at least one, beyond which a mask is false."""
         if isinstance(mask, jex.Literal) or array_aval(mask).shape[axis] == 1:
             return length  # the same for all
         if len(self.given.get(mask, ())) == 1:
@@ -367,7 +367,7 @@ class CountedIndices:
         )
         if step <= 0 or least == -math.inf:
             return length
-        return min(max(math.ceil((more - least) / step), 0), length)
+        return min(max(math.ceil((more - least) / step), 1), length)
 
 
 def _place_of(eqn: jex.JaxprEqn, axis: int) -> int | None:
