@@ -447,8 +447,7 @@ def trace_kernel(
         traced_kernel = atomics.in_order(traced_kernel)
 
     def complete(body: jex.ClosedJaxpr) -> Kernel:
-        if atomics.is_used(body.jaxpr):
-            body = atomics.expand(body)
+        body = atomics.expand(body)
         if sizes:
             body = bounded_slices.bound(body, lambda refs: limits_of(traced_kernel, sizes, refs))
         body = canonical_body(body, traced_kernel.name)

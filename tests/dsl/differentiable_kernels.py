@@ -310,6 +310,41 @@ def loops(rows=12, columns=8):
     return Case(kernel, plain, (abs(numbers(rows, columns)),))
 
 
+def rounds_of_programs(rows=6, columns=8):
+    """A loop whose length is the program's number, and one that a prefetched number ends."""
+    lengths = np.random.default_rng(2).integers(-1, 4, rows).astype(np.int32)
+
+    def body(length, x, o):
+        row = pbkern.program_id(0)
+
+        @pbkern.loop(0, row + 1, init=jnp.ones(columns, jnp.float32))
+        def product(here, carry):
+            return carry * jnp.cos(x[here]) + x[here]
+
+        @pbkern.loop(1, jnp.minimum(length[row], 3), init=product)
+        def power(turn, carry):
+            return carry * product * turn
+
+        o[0] = power
+
+    spec = pbkern.GridSpec(
+        grid=(rows,), in_specs=[BS()], out_specs=BS((1, columns), lambda i, length: (i, 0)),
+        num_scalar_prefetch=1,
+    )  # fmt: skip
+    kernel = pbkern.kernel(
+        body, name="rounds_of_programs", grid_spec=spec, out_shape=s(rows, columns)
+    )
+
+    def plain(length, x):
+        products = [jnp.ones(columns, x.dtype)]
+        for row in range(rows):
+            products.append(products[-1] * jnp.cos(x[row]) + x[row])
+        rows_of = zip(products[1:], lengths)
+        return jnp.stack([p ** max(min(n, 3), 1) * max(min(n, 3) - 1, 1) for p, n in rows_of])
+
+    return Case(kernel, plain, (lengths, numbers(rows, columns)))
+
+
 def masked_edges(size=37, block=8):
     """Masked accesses that reach outside, a strided one, and a sum of positions that are inside."""
 
@@ -375,6 +410,6 @@ CASES = {
     case.__name__: case
     for case in (
         layer_norm, softmax, matmul, matmul_in_results, attention, stencil, prefix_sum, recurrence, segment_sum,
-        picked_rows, histogram, loops, masked_edges, updated_in_place, mean_of_squares,
+        picked_rows, histogram, loops, rounds_of_programs, masked_edges, updated_in_place, mean_of_squares,
     )
 }  # fmt: skip

@@ -19,19 +19,21 @@ from .differentiable_kernels import (
     CASES,
     Case,
     attention,
+    histogram,
     layer_norm,
     matmul,
     matmul_in_results,
     numbers,
     order,
     prefix_sum,
+    rounds_of_programs,
     s,
     stencil,
 )
 
 # Relative to the largest element of the exact derivative, some tens of float32's spacing.
 ROUNDING = 3e-6
-SMALL = ("layer_norm", "recurrence", "segment_sum")
+SMALL = ("layer_norm", "recurrence", "segment_sum", "rounds_of_programs", "histogram")
 
 
 def close(got, want):
@@ -169,6 +171,54 @@ def test_blocks_that_do_not_divide_their_arrays(rows, columns, block, is_paralle
     close(pulled(kernel, case.operands), exactly(pulled, case))
 
 
+@settings(max_examples=5, deadline=None)
+@given(st.integers(1, 7), st.integers(1, 9))
+def test_loops_that_programs_end(rows, columns):
+    case = rounds_of_programs(rows, columns)
+    close(pulled(of_floats(case.kernel, case), floats_of(case)), exactly(pulled, case))
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 9), st.booleans())
+def test_sums_that_are_handed_on(blocks, block, columns, is_reversed):
+    """The last row of a running sum is the first one of its derivative's."""
+    rows = blocks * block
+
+    def body(x, o, carried):
+        @pbkern.when(pbkern.program_id(0) == 0)
+        def _():
+            carried[...] = jnp.zeros_like(carried)
+
+        sums = jax.lax.cumsum(jnp.sin(x[...]), 0, reverse=is_reversed) + carried[...]
+        o[...] = sums * sums
+        carried[...] = sums[:1] if is_reversed else sums[block - 1 :]
+
+    tile = pbkern.BlockSpec((block, columns), lambda i: (blocks - 1 - i if is_reversed else i, 0))
+    kernel = pbkern.kernel(
+        body, grid=(blocks,), in_specs=[tile], out_specs=tile, out_shape=s(rows, columns),
+        scratch_shapes=[pbkern.Scratch((1, columns), jnp.float32)],
+    )  # fmt: skip
+    plain = lambda x: jax.lax.cumsum(jnp.sin(x), 0, reverse=is_reversed) ** 2
+    case = Case(kernel, plain, (numbers(rows, columns),))
+    close(pulled(kernel, case.operands), exactly(pulled, case))
+
+
+def test_running_sums_are_made_once():
+    """What goes on to the next program is a row of them, and what came from the one before is added to all rows."""
+    case = prefix_sum()
+    source = backward_plan(case.traced(), case.active).backward.source()
+    assert source.count("cumsum") == 2  # the kernel's own, and its derivative
+    assert "reduce_sum" not in source
+    assert "pad(" not in source
+
+
+def test_additions_at_arrays_are_gathers_backwards():
+    case = histogram()
+    source = backward_plan(case.traced(), case.active).backward.source()
+    assert "gather" in source
+    assert "scan" not in source
+
+
 def derived(case: Case):
     """The kernels of a case's derivatives."""
     plan = backward_plan(case.traced(), case.active)
@@ -206,14 +256,15 @@ def test_explain_names_the_backward_kernel():
     assert "matmul_saving" in text
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "prefix_sum"])
+@pytest.mark.parametrize("name", ["layer_norm", "prefix_sum", "rounds_of_programs", "histogram"])
 def test_backward_kernels_run_on_simulated_gpus(name):
     case = CASES[name]()
 
     def gradient(*xs):
-        return gradients(case.kernel, xs)
+        return gradients(of_floats(case.kernel, case), xs)
 
-    close(pbkern.simulate(pbkern.jit(gradient), *case.operands).results, gradient(*case.operands))
+    xs = floats_of(case)
+    close(pbkern.simulate(pbkern.jit(gradient), *xs).results, gradient(*xs))
 
 
 def test_only_states_that_the_derivative_reads_are_saved():

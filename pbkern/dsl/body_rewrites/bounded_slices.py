@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.errors import KernelError, UnsupportedOp
+from pbkern.core.errors import KernelError
 from pbkern.core.jaxprs import retrace_into
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Element
@@ -162,12 +162,8 @@ def _store(eqn, ref, operands: Sequence, indices: tuple, sizes: dict) -> list:
         mask = mask & operands[1]
     old: Any = None
     if name == "addupdate" and any(isinstance(index, GatheredIndex) for index in indices):
-        raise UnsupportedOp(
-            "+= through array indices into a BoundedSlice",
-            at=_jax.user_line(eqn),
-            why="an element that is named twice is added to twice",
-            hint="pbkern.atomic_add",
-        )
+        value = lax.select(mask, value, jnp.zeros_like(value))  # an element may be named twice
+        return bind_access(eqn.primitive, shape, [ref, value], indices)
     if name == "addupdate" or (name == "swap" and not _jax.is_dropped(eqn.outvars[0])):
         (old,) = bind_access(_jax.REF_PRIMITIVES["get"], shape, [ref], indices)
     if name == "addupdate":

@@ -11,6 +11,8 @@ from pbkern.core.process.jaxpr_digest import fingerprint
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.ref_access import GatheredIndex, RefAccess
 
+from .counted_indices import CountedIndices
+
 CUSTOM = "jax.custom_vjp around the kernel, with a kernel for the backward pass"
 
 
@@ -26,12 +28,14 @@ def derivative_error(kernel: Kernel, why: str, hint: str, eqn=None) -> Unsupport
 
 def refuse(kernel: Kernel) -> None:
     """Raises UnsupportedKernel for equations that are not differentiated."""
-    for eqn in equations(kernel.body.jaxpr):
-        if eqn.primitive.name == "while" and any(map(_is_float, (*eqn.outvars, *eqn.invars))):
+    counted = CountedIndices.of(kernel)
+    for eqn in equations(kernel.differentiable.jaxpr):
+        is_loop = eqn.primitive.name == "while" and counted.most_rounds(eqn) is None
+        if is_loop and any(map(_is_float, (*eqn.outvars, *eqn.invars))):
             raise derivative_error(
                 kernel,
-                "how often this loop runs is not known when the kernel is traced",
-                "bounds that are Python numbers",
+                "how often this loop runs at most is not known when the kernel is traced",
+                "jnp.minimum(rounds, a Python number)",
                 eqn,
             )
 

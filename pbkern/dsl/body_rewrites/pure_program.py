@@ -8,11 +8,12 @@ state that the program leaves behind.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core as jex
 
 from pbkern import _jax
@@ -22,7 +23,7 @@ from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.primitives.ref_access import is_ref_access
 
 from .contents import access_of, read, written
-from .counted_indices import CountedIndices
+from .counted_indices import CountedIndices, rounds_of
 from .derivative_refusals import refuse_arrays_of_indices
 
 NUMBER = jax.core.ShapedArray((), np.dtype(np.int32))
@@ -79,7 +80,7 @@ def _trace(kernel: Kernel, place: Sequence, inside: Sequence, memory: Sequence) 
     mappings = (*kernel.inputs, *kernel.outputs)
     ends = np.cumsum([0, *(len(m.ref_shape) for m in mappings)])
     numbers = {id(ref): n for n, ref in enumerate(memory)}
-    counted = CountedIndices.of(kernel.differentiable.jaxpr)
+    counted = CountedIndices.of(kernel)
 
     def rewrite(eqn, *operands) -> list | None:
         name, params = eqn.primitive.name, eqn.params
@@ -94,6 +95,8 @@ def _trace(kernel: Kernel, place: Sequence, inside: Sequence, memory: Sequence) 
             if number < len(mappings):
                 return [inside[ends[number] + axis]]
             return [jnp.ones(operands[0].shape[axis : axis + 1], bool)]
+        if name == "while" and (most := counted.most_rounds(eqn)) is not None:
+            return _bounded(eqn, operands, most, rewrite)
         if is_ref_access(eqn):
             return _accessed(kernel, eqn, operands, counted)
         return _folded(eqn, operands)
@@ -101,21 +104,44 @@ def _trace(kernel: Kernel, place: Sequence, inside: Sequence, memory: Sequence) 
     retrace_into(kernel.differentiable.jaxpr, (), memory, rewrite)
 
 
+def _bounded(eqn, operands: Sequence, most: int, rewrite: Callable) -> list:
+    """A loop of so many rounds at most as one of so many, the last of which may do nothing: it has a derivative."""
+    rounds, params = rounds_of(eqn), eqn.params
+    assert rounds is not None  # it has a largest number
+    first = params["cond_nconsts"]
+    end = first + params["body_nconsts"]
+    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+    init = operands[end:]
+    start = init[rounds.carry]
+
+    def step(number, carries: tuple) -> tuple:
+        now = [*carries]
+        now[rounds.carry] = start + number.astype(start.dtype)
+        (runs,) = retrace_into(condition.jaxpr, (), [*operands[:first], *now], rewrite)
+        consts = operands[first:end]
+        return lax.cond(
+            runs,
+            lambda: tuple(retrace_into(body.jaxpr, (), [*consts, *now], rewrite)),
+            lambda: carries,
+        )
+
+    return list(lax.fori_loop(np.int32(0), np.int32(most), step, tuple(init)))
+
+
 def _accessed(kernel: Kernel, eqn, operands: Sequence, counted: CountedIndices) -> list:
     """An access as one of all contents of a Ref; of operands there are only the contents."""
     ref = operands[0]
     is_operand = not _jax.is_ref(jax.typeof(ref))
     access = access_of(eqn, ref.shape, operands)
-    if access.kind != "load" or access.mask is not None:
-        access = counted.as_slices(eqn, access)
-    if access.kind != "load":
+    walks = counted.walks(eqn, access)
+    if access.kind == "store" and walks is None:
         refuse_arrays_of_indices(kernel, eqn, access)
     contents = ref if is_operand else ref[...]
     if access.kind == "load":
-        return [read(contents, access)]
-    ref[...] = written(contents, access)
+        return [read(contents, access, walks)]
+    ref[...] = written(contents, access, walks)
     used = not all(map(_jax.is_dropped, eqn.outvars))
-    return [read(contents, access) if used else None for _ in eqn.outvars]
+    return [read(contents, access, walks) if used else None for _ in eqn.outvars]
 
 
 def _folded(eqn, operands: Sequence) -> list | None:

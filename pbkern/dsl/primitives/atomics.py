@@ -9,6 +9,7 @@ through array indices run one after the other.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError
-from pbkern.core.jaxprs import inner_jaxprs, retrace
+from pbkern.core.jaxprs import inner_jaxprs, retrace, variables_read
 from pbkern.dsl.kernel import Kernel
 
 from . import grid
@@ -34,6 +35,7 @@ from .ref_access import (
     bind_access,
     compose,
     mul_index,
+    ref_access,
     value_axes,
 )
 
@@ -205,8 +207,16 @@ def _update_type(ref, *operands, kind, values, masked, tree):
 
 def expand(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The body with every atomic update as loads and stores."""
+    if not is_used(closed.jaxpr):
+        return closed
     with jax.enable_x64(True):  # every type is explicit by now
-        return retrace(closed, _rewrite)
+        return retrace(closed, functools.partial(_rewrite, _read(closed.jaxpr)))
+
+
+def _read(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
+    """Variables that something reads, at any depth."""
+    inner = (_read(inner.jaxpr) for eqn in jaxpr.eqns for inner in inner_jaxprs(eqn))
+    return variables_read(jaxpr).union(*inner)
 
 
 def is_used(jaxpr: jex.Jaxpr) -> bool:
@@ -216,7 +226,7 @@ def is_used(jaxpr: jex.Jaxpr) -> bool:
     )
 
 
-def _rewrite(eqn, *operands) -> list | None:
+def _rewrite(used: frozenset[jex.Var], eqn, *operands) -> list | None:
     if eqn.primitive is not update_p:
         return None
     params, ref = eqn.params, operands[0]
@@ -224,9 +234,38 @@ def _rewrite(eqn, *operands) -> list | None:
     shape, _ = _jax.ref_type(jax.typeof(ref))
     indexers = _jax.unflatten_indexers(params["tree"], rest[params["masked"] :])
     indices = compose(shape, indexers, add_index, mul_index)
-    return [
-        update(ref, indices, COMBINE[params["kind"]], values, rest[0] if params["masked"] else None)
-    ]
+    mask = rest[0] if params["masked"] else None
+    has_arrays = any(isinstance(index, GatheredIndex) for index in indices)
+    if params["kind"] == "add" and has_arrays and eqn.outvars[0] not in used:
+        _add(ref, indices, values[0], mask)
+        return [None]
+    return [update(ref, indices, COMBINE[params["kind"]], values, mask)]
+
+
+def _add(ref, indices: tuple[Index, ...], value, mask) -> None:
+    """Adds at arrays of indices; where it is masked off, zeros somewhere."""
+    if mask is not None:
+        value = lax.select(mask, value, jnp.zeros_like(value))
+        places = positions(indices, np.shape(value))
+        indices = tuple(GatheredIndex(lax.select(mask, at, jnp.zeros_like(at))) for at in places)
+    bind_access(_jax.REF_PRIMITIVES["addupdate"], ref.shape, [ref, value], indices)
+
+
+def one_by_one(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The body with every addition at arrays of indices as a loop over its elements."""
+
+    def rewrite(eqn, *operands) -> list | None:
+        access = ref_access(eqn) if eqn.primitive.name == "addupdate" else None
+        if access is None or not any(isinstance(i, GatheredIndex) for i in access.indices):
+            return None
+        ref, value, *leaves = operands
+        indexers = _jax.unflatten_indexers(eqn.params["tree"], leaves)
+        indices = compose(ref.shape, indexers, add_index, mul_index)
+        update_each(ref, indices, lax.add, [value], None)
+        return []
+
+    with jax.enable_x64(True):  # every type is explicit by now
+        return retrace(closed, rewrite)
 
 
 def update(ref, indices: tuple[Index, ...], combine: Callable, values: Sequence, mask) -> Any:

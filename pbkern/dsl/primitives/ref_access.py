@@ -261,9 +261,9 @@ def canonical_access(eqn, operands: Sequence) -> list:
 
 
 def bind_access(
-    primitive, shape: tuple[int, ...], operands: Sequence, indices: tuple[Index, ...]
+    primitive, shape: tuple[int, ...], operands: Sequence, indices: tuple[Index, ...], **params
 ) -> list:
-    """Binds a Ref primitive on `operands` with these indices of a Ref of this shape.
+    """Binds a Ref primitive on `operands` with these indices of a Ref of this shape, and its other `params`.
 
     Without a mask, constant indices are kept inside it, as lax.dynamic_slice keeps those that are
     values: a branch that is never taken may hold one that became a constant.
@@ -280,7 +280,7 @@ def bind_access(
         leaves, tree = _jax.flatten_indices(
             shape, tuple(_raw(index, gathered) for index in indices), masked
         )
-    results = primitive.bind(*operands, *leaves, tree=tree)
+    results = primitive.bind(*operands, *leaves, tree=tree, **params)
     return results if primitive.multiple_results else [results]
 
 

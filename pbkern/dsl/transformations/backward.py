@@ -43,6 +43,7 @@ from .blocks import (
     with_repeats_outside,
     with_zeros_outside,
 )
+from .running_sums import with_shared_sums
 from .sinking import sunk
 from .tangent import Absent, is_differentiable, values_kept, without_stores
 
@@ -257,7 +258,7 @@ class _Derivative:
         closed = jax.make_jaxpr(run)(*avals, *given)
         stored = [True] * len(self.blocks) + [n in self.stored for n in self.states]
         closed, used = _jax.needed_operands(closed, stored)
-        return sunk(closed), [n for n in range(count) if used[ends[3] + n]]
+        return sunk(with_shared_sums(closed)), [n for n in range(count) if used[ends[3] + n]]
 
     def kernel(self) -> Kernel:
         """The backward kernel."""

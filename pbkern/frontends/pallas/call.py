@@ -35,8 +35,8 @@ from pbkern.dsl.kernel import (
     Scratch,
     Squeezed,
 )
+from pbkern.dsl.primitives import atomics, prng_keys
 from pbkern.dsl.primitives import grid as primitives
-from pbkern.dsl.primitives import prng_keys
 from pbkern.dsl.primitives.prng_keys import is_key
 from pbkern.dsl.specs import BlockSpec, block_mapping, canonical_index_map
 from pbkern.dsl.trace import canonical_body, identifier, limits_of
@@ -376,7 +376,7 @@ def _body(
     ]
     with jax.enable_x64(True):  # every type is explicit by now
         closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*type_) for type_ in types])
-    return canonical_body(fold_constant_masks(closed))
+    return canonical_body(fold_constant_masks(atomics.expand(closed)))
 
 
 def _when_last(rank: int, pairs) -> None:

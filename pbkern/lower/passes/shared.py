@@ -17,6 +17,7 @@ from .merge_nests import MergeNests, without_unread
 from .reassociate_integers import reassociate_shared_sums
 from .unroll_small_dims import UnrollSmallDimensions
 from .wide_multiply import WideProducts
+from .window_stores import WalkWindows
 
 
 def _drop_unread(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
@@ -31,6 +32,11 @@ SHARED_PASSES = (
     ),
     Pass("merge nests", MergeNests(), "what is read where it was written needs no memory between"),
     Pass("drop unread stores", _drop_unread, "merging has left scratch that nothing reads"),
+    Pass(
+        "walk windows",
+        WalkWindows(),
+        "updates of slices walk the slice, not the array",
+    ),
     Pass(
         "decide index tests",
         DecideIndexTests(),

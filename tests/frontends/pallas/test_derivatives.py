@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.experimental.pallas.ops.gpu import attention
+from jax.experimental.pallas.ops.gpu import attention, decode_attention, paged_attention
 from jax.experimental.pallas.ops.gpu import softmax as softmax_of_jax
 from jax.experimental.pallas.ops.tpu import flash_attention
 from jax.experimental.pallas.ops.tpu.matmul import matmul as matmul_of_jax
@@ -122,6 +122,34 @@ def tpu_attention(queries, keys, values):
     )
 
 
+def gpu_attention(*xs):
+    """The forward kernel alone, whose loop ends at the diagonal."""
+    return attention.mha.__wrapped__(*xs, None, causal=True, block_sizes=SIXTEEN)
+
+
+STARTS, ENDS = np.array([3, 0]), np.array([50, 64])
+
+
+def decoded(*xs):
+    return decode_attention.mqa(*xs, STARTS, ENDS, block_h=16, block_k=16, k_splits=2)
+
+
+PAGES, LENGTHS = np.array([[0, 3, 5, 1], [2, 7, 6, 4]]), np.array([9, 16])
+
+
+def paged(*xs):
+    options = {"block_h": 16, "pages_per_compute_block": 1, "k_splits": 2}
+    return paged_attention.paged_attention(*xs, PAGES, LENGTHS, **options)
+
+
+def plain_paged(queries, key_pages, value_pages):
+    keys, values = (pages[:, PAGES].reshape(2, 2, 16, 16) for pages in (key_pages, value_pages))
+    scores = jnp.einsum("bhgd,hbtd->bhgt", queries.reshape(2, 2, 2, 16), keys)
+    allowed = jnp.arange(16) < LENGTHS[:, None, None, None]
+    weights = jax.nn.softmax(jnp.where(allowed, scores, -1e9))
+    return jnp.einsum("bhgt,hbtd->bhgd", weights, values).reshape(2, 4, 16)
+
+
 SHIPPED = {
     "softmax": (softmax_of_jax.softmax, jax.nn.softmax, [numbers(16, 100)]),
     "matmul": (
@@ -139,6 +167,21 @@ SHIPPED = {
         lambda *xs: causal(*xs, "first"),
         [numbers(1, 64, 2, 32, seed=n) for n in range(3)],
     ),
+    "attention for GPUs": (
+        gpu_attention,
+        lambda *xs: causal(*xs, "first"),
+        [numbers(1, 64, 2, 32, seed=n) for n in range(3)],
+    ),
+    "decode attention": (
+        decoded,
+        lambda *xs: decode_attention.mqa_reference(*xs, STARTS, ENDS),
+        [numbers(2, 4, 32), numbers(2, 64, 32, seed=1), numbers(2, 64, 32, seed=2)],
+    ),
+    "paged attention": (
+        paged,
+        plain_paged,
+        [numbers(2, 4, 16), numbers(2, 8, 4, 16, seed=1), numbers(2, 8, 4, 16, seed=2)],
+    ),
 }
 SIXTEEN = attention.BlockSizes(
     **dict.fromkeys(("block_q", "block_k", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), 16)
@@ -152,13 +195,18 @@ def test_kernels_that_jax_ships(name):
 
 
 def test_kernels_with_loops_of_unknown_length_are_refused_at_the_loop():
-    xs = [numbers(1, 64, 2, 32, seed=n) for n in range(3)]
-    forward = attention.mha.__wrapped__  # without its rule
+    def powers(count_ref, x_ref, o_ref):
+        def step(_, carry):
+            return carry * x_ref[...]
+
+        o_ref[...] = jax.lax.fori_loop(0, count_ref[0], step, x_ref[...])
+
+    call = pl.pallas_call(powers, out_shape=jax.ShapeDtypeStruct((4,), "float32"))
     with pytest.raises(UnsupportedKernel) as raised:
-        gradients(lambda *xs: forward(*xs, None, causal=True, block_sizes=SIXTEEN), *xs)
+        gradients(lambda x: call(jnp.array([3]), x), numbers(4))
     assert isinstance(raised.value, KernelError)
     assert "how often this loop runs" in str(raised.value)
-    assert "attention.py:" in raised.value.at
+    assert "test_derivatives.py:" in raised.value.at
     assert "jax.custom_vjp" in raised.value.hint
 
 

@@ -16,6 +16,7 @@ from pbkern.core.jaxprs import retrace_into
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.contents import access_of, read, written
 from pbkern.dsl.kernel import Kernel, Squeezed
+from pbkern.dsl.primitives.atomics import one_by_one
 from pbkern.dsl.primitives.ref_access import (
     GatheredIndex,
     Index,
@@ -61,7 +62,7 @@ class PallasBody:
 
     def run(self) -> None:
         """Binds the body's equations."""
-        retrace_into(self.kernel.body.jaxpr, (), self.refs, self._rewrite)
+        retrace_into(one_by_one(self.kernel.body).jaxpr, (), self.refs, self._rewrite)
 
     def _number(self, ref) -> int:
         """The number of a Ref that is an operand of an equation."""

@@ -28,7 +28,7 @@ from pbkern.dsl.body_rewrites.narrow_floats import (
     quantise,
 )
 from pbkern.dsl.primitives import grid
-from pbkern.dsl.primitives.atomics import positions
+from pbkern.dsl.primitives.atomics import positions, update_p
 from pbkern.dsl.primitives.prng_keys import WORD, is_key, words_of
 from pbkern.dsl.primitives.ref_access import (
     GatheredIndex,
@@ -178,7 +178,13 @@ class IndexedRef:
         if any(isinstance(index, GatheredIndex) for index in self.indices) or any(
             map(has_arrays, self.rest)
         ):
-            return (self._gathered() if self.rest else self)._update_each(combine, values, mask)
+            if combine is not lax.add or self.rest or self.perm or is_narrow_float(self.dtype):
+                return (self._gathered() if self.rest else self)._update_each(combine, values, mask)
+            shape, masks = self._shape(), [] if mask is None else [mask]
+            given = [jnp.broadcast_to(x, shape) for x in (values[0].astype(self.dtype), *masks)]
+            params = {"kind": "add", "values": 1, "masked": bool(masks)}
+            operands = [self.ref, *given]
+            return bind_access(update_p, self.ref_shape, operands, self.indices, **params)[0]
         old = self.load() if mask is None else self.masked_load(mask, np.zeros((), self.dtype))
         new = combine(old, *values)
         if mask is None:
