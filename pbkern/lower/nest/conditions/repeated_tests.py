@@ -7,7 +7,7 @@ All users of the inner select have to be in one case of such an outer one: no va
 
 from __future__ import annotations
 
-from pbkern.lower.nest.ir import Expr, Nest, Pool
+from pbkern.lower.nest.ir import Expr, Nest, Pool, Shifted
 
 from .mask_intervals import is_masked
 
@@ -27,6 +27,8 @@ def without_repeated_tests(nest: Nest, pool: Pool) -> Nest:
             repeated[node] = here[node.args[0]]
             _note(known, node.args[1 + repeated[node]], here)
             continue
+        if isinstance(node, Shifted):  # its operand is taken at another point, where tests come out otherwise
+            here = {}
         for number, arg in enumerate(node.args):
             case = {node.args[0]: number == 2} if has_test and number else {}
             _note(known, arg, here | case)
