@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from pbkern import config
 from pbkern.core.errors import OptionError
 from pbkern.core.process import disk_cache
 from pbkern.targets import get_target, mlir
-from pbkern.targets.cpu.machines import devices
+from pbkern.targets.cpu.machines import detect, devices
 
 FMA = """
 llvm.func @run(%p: !llvm.ptr) {
@@ -100,6 +101,10 @@ def test_entries_of_two_machines_do_not_mix(tmp_path):
     assert len(set(identities)) == 3
 
 
+ARM_FLAGS = "Features : fp asimd aes crc32 atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp\n"
+X86_FLAGS = "flags : avx2 fma f16c bmi1 bmi2 abm movbe\n"
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -112,8 +117,8 @@ def test_entries_of_two_machines_do_not_mix(tmp_path):
 def test_machines_that_do_not_run_here_are_refused_at_the_first_compilation(
     name, message, monkeypatch
 ):
-    flags = "avx2 fma f16c bmi1 bmi2 abm movbe"
-    monkeypatch.setattr(devices, "cpuinfo", lambda: f"flags : {flags}\n")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(devices, "cpuinfo", lambda: X86_FLAGS)
     devices._runnable.cache_clear()
     with config.override(machine=name), pytest.raises(OptionError) as e:
         pbkern.jit(add)(np.zeros(8, np.float32))
@@ -122,10 +127,23 @@ def test_machines_that_do_not_run_here_are_refused_at_the_first_compilation(
 
 
 def test_the_refusal_names_what_runs(monkeypatch):
-    flags = "avx2 fma f16c bmi1 bmi2 abm movbe"
-    monkeypatch.setattr(devices, "cpuinfo", lambda: f"flags : {flags}\n")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(devices, "cpuinfo", lambda: X86_FLAGS)
     with pytest.raises(OptionError) as e:
         devices._runnable.__wrapped__("znver4")
     assert "znver3" in e.value.hint
     assert "znver4" not in e.value.hint
     assert "alderlake" not in e.value.hint  # gfni
+    assert "neoverse" not in e.value.hint
+
+
+def test_names_of_arm_machines_run_on_arm(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(devices, "cpuinfo", lambda: ARM_FLAGS)
+    device = devices._runnable.__wrapped__("neoverse-n1")
+    assert device.machine.note == "PBKERN_MACHINE=neoverse-n1"
+    assert device.machine.cores == detect.usable_cores()[0]
+    with pytest.raises(OptionError, match="is not for x86_64-unknown-linux-gnu") as e:
+        devices._runnable.__wrapped__("znver3")
+    assert "neoverse-n1" in e.value.hint
+    assert "znver" not in e.value.hint

@@ -27,7 +27,9 @@ def without_repeated_tests(nest: Nest, pool: Pool) -> Nest:
             repeated[node] = here[node.args[0]]
             _note(known, node.args[1 + repeated[node]], here)
             continue
-        if isinstance(node, Shifted):  # its operand is taken at another point, where tests come out otherwise
+        if isinstance(
+            node, Shifted
+        ):  # its operand is taken at another point, where tests come out otherwise
             here = {}
         for number, arg in enumerate(node.args):
             case = {node.args[0]: number == 2} if has_test and number else {}

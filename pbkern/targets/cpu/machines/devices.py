@@ -173,13 +173,15 @@ def _runnable(name: str) -> CpuDevice:
     lacking = [need for need in device.needs if need not in has]
     if lacking or not device.is_here:
         what = f"lacks {', '.join(lacking)}" if device.is_here else f"is not for {device.triple}"
-        fitting = [other for other in X86 if has.issuperset(device_of(other).needs)]
+        devices = map(device_of, (*X86, *AARCH64))
+        fitting = [fit.name for fit in devices if fit.is_here and has.issuperset(fit.needs)]
         raise OptionError(
             f"this computer cannot run code for `{name}`",
             why=f"PBKERN_MACHINE={name}; it {what}",
             hint=f"it can run code for {', '.join(fitting)}" if fitting else None,
         )
-    return _x86(name, device.system, usable_cores()[0])
+    make = _x86 if device.is_x86 else _aarch64
+    return make(name, device.system, usable_cores()[0])
 
 
 def jit_machine() -> CpuMachine:
@@ -248,23 +250,27 @@ def _x86(name: str, system: str, cores: int | None = None) -> CpuDevice:
     if system != "linux":  # which alone hands out tile registers
         further = tuple(need for need in further if not need.startswith("amx"))
     needs = (*LEVELS[row.level], *further)
-    known: dict[str, Any] = {}
-    if cores is not None:
-        known = {
-            "cores": cores,
-            "sources": {"cores": "this process"},
-            "note": f"PBKERN_MACHINE={name}",
-        }
-    machine = machine_of(
-        name, row, [FLAGS.get(need, need) for need in needs], source=_source(row), **known
-    )
+    flags = [FLAGS.get(need, need) for need in needs]
+    machine = machine_of(name, row, flags, source=_source(row), **_of_process(name, cores))
     return CpuDevice(name, system, _triple("x86_64", system), row.level, name, needs, machine)
 
 
-def _aarch64(name: str, system: str) -> CpuDevice:
+def _of_process(name: str, cores: int | None) -> dict[str, Any]:
+    """Fields of a machine on which the process at hand runs, with so many cores; None: it does not."""
+    if cores is None:
+        return {}
+    return {
+        "cores": cores,
+        "sources": {"cores": "this process"},
+        "note": f"PBKERN_MACHINE={name}",
+    }
+
+
+def _aarch64(name: str, system: str, cores: int | None = None) -> CpuDevice:
     row = AARCH64[name]
     system = system or ("macos" if name.startswith("apple") else "linux")
-    machine = machine_of(name, row, ("asimd",), source=_source(row))
+    known = _of_process(name, cores)
+    machine = machine_of(name, row, ("asimd",), source=_source(row), **known)
     return _aarch64_device(name, system, name, row.further, machine)
 
 
