@@ -95,7 +95,11 @@ class LoadedLibrary:
     def __call__(
         self, *arrays: np.ndarray, out: np.ndarray | Sequence[np.ndarray] | None = None
     ) -> Any:
-        """Raises KernelError for arrays of other types, shapes or layouts; TargetError for what the library refuses."""
+        """Calls the function; returns its results.
+
+        Raises KernelError for arrays of other types, shapes or layouts, and for results that overlap other arrays;
+        TargetError for what the library refuses.
+        """
         inputs, outputs = self.metadata["inputs"], self.metadata["outputs"]
         if len(arrays) != len(inputs):
             names = ", ".join(operand["name"] for operand in inputs)
@@ -120,6 +124,7 @@ class LoadedLibrary:
             self._check(argument, x, sizes)
         if any(not result.flags.writeable for result in results):
             raise KernelError("a result's array is read-only", why="out=...", hint="a copy of it")
+        self._check_places(arrays, results)
         pointers = [ctypes.c_void_p(x.ctypes.data) for x in (*arrays, *results)]
         said = [ctypes.c_int64(sizes[symbol["name"]]) for symbol in self.metadata["sizes"]]
         code = self._call(*pointers, *said, *self._memory())
@@ -169,6 +174,23 @@ class LoadedLibrary:
                 why=f"strides {x.strides} of {wanted}",
                 hint="np.ascontiguousarray(x)",
             )
+
+    def _check_places(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+        """Raises KernelError for results that lie where another array does, but for pairs that may be one array."""
+        inputs, outputs = self.metadata["inputs"], self.metadata["outputs"]
+        for number, result in enumerate(results):
+            for other, x in enumerate((*arrays, *results[:number])):
+                same = (
+                    result.ctypes.data == x.ctypes.data
+                    and [other, number] in self.metadata["shared"]
+                )
+                if np.may_share_memory(result, x) and not same:  # exact: both are contiguous
+                    name = (*inputs, *outputs)[other]["name"]
+                    raise KernelError(
+                        f"`{outputs[number]['name']}` overlaps `{name}`",
+                        why="the library reads arrays after it has stored results",
+                        hint="an array of its own; the header says which two arrays may be one",
+                    )
 
     def _memory(self) -> list:
         if not self.metadata["user_device_memory"]:

@@ -295,6 +295,13 @@ class Kernel:
         """The body of which derivatives are taken."""
         return self.with_rules or self.body
 
+    @property
+    def symbol(self) -> str:
+        """The name as MLIR, PTX and linkers read names: letters of ASCII, digits and underscores."""
+        return "".join(
+            letter if letter.isascii() and letter.isalnum() else "_" for letter in self.name
+        )
+
     @cached_property
     def content(self) -> tuple:
         """Equal for kernels that do the same.

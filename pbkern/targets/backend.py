@@ -157,7 +157,7 @@ def device_functions(
         function = shared.get((kernel.content, options))
         if function is None:
             try:
-                function = device_function(kernel, options, passes, emit, f"k{n}_{kernel.name}")
+                function = device_function(kernel, options, passes, emit, f"k{n}_{kernel.symbol}")
             except Exception as e:
                 repro.attach(e, kernel)
                 raise

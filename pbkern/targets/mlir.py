@@ -262,7 +262,7 @@ def check_lowered(module, dialects: tuple[str, ...] = ("llvm.",)) -> None:
         return walk.ADVANCE
 
     with _turn, context():
-        module.operation.walk(visit)
+        module.operation.walk(visit, bindings().ir.WalkOrder.PRE_ORDER)
     if not_lowered:
         raise InternalError(f"operation {not_lowered[0]} was not lowered")
 

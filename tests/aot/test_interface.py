@@ -147,6 +147,10 @@ def test_transposed_arrays_are_refused_where_they_would_be_misread(made):
     out = np.zeros_like(X)
     assert f(X, out=out) is out
     assert (out == X * 2).all()
+    memory = np.zeros(X.size + 1, X.dtype)
+    x, out = memory[:-1].reshape(X.shape), memory[1:].reshape(X.shape)
+    with pytest.raises(KernelError, match="`out` overlaps `x`"):
+        f(x, out=out)
 
 
 def test_donated_arguments_may_be_the_results(made):

@@ -117,6 +117,21 @@ def test_innermost_loops_compute_with_vectors(name, tmp_path):
         assert not [line for line in largest if re.match(r"mov\s+v", line) or "[sp" in line]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])
+@pytest.mark.parametrize(
+    "function", [lambda a, b: (a + b.T).sum(1), lambda a, b: (a + b.T).max()], ids=["sum", "max"]
+)
+def test_squares_that_registers_turn_are_as_wide_as_halves_allow(function, dtype, tmp_path):
+    """28 registers hold 14 rows, of which the largest power of two is turned."""
+    arrays = [np.zeros(shape, dtype) for shape in ((50, 90), (90, 50))]
+    options = {"aot_name": "turned", "device": "neoverse-n1"}
+    with pbkern.config.override(fallback=False):
+        made = pbkern.polyblocks_aot_jax(compile_options=options, output=tmp_path, emit=["asm"])(
+            function
+        )(*arrays)
+    assert re.search(r"\b(trn|zip|uzp|tbl)\w*\s+v", made.paths["asm"].read_text())
+
+
 def products(loop: list[str]) -> int:
     return sum(line.startswith("fmla") for line in loop)
 

@@ -157,3 +157,20 @@ def test_copies_are_the_function(f):
 def test_missing_attributes_name_the_object():
     with pytest.raises(AttributeError, match="'JitFunction' object has no attribute 'nothing'"):
         getattr(pbkern.jit(scaled), "nothing")  # noqa: B009
+
+
+def test_names_of_any_alphabet_compile():
+    @pbkern.jit
+    def größe(x):
+        return x * 2 + x.T
+
+    x = np.ones((8, 8), np.float32)
+
+    @pbkern.kernel(out_shape=x)
+    def 倍(x, out):
+        out[...] = x[...] * 2
+
+    with pbkern.config.override(fallback=False, cache=False):
+        np.testing.assert_array_equal(größe(x), x * 3)
+        np.testing.assert_array_equal(倍(x), x * 2)
+        assert [kernel.name for kernel in größe.kernels(x)] == ["größe_map0"]

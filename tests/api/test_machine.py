@@ -227,7 +227,7 @@ def test_cores_are_those_of_the_control_groups(monkeypatch, tmp_path, name):
 # --- calibration
 
 
-CALIBRATED = Calibration(25, 40, 27.5, 35.25)
+CALIBRATED = Calibration(50, 20, 47.5, 21.25)
 
 
 @pytest.fixture
@@ -241,9 +241,9 @@ def test_a_calibration_is_kept_by_processor_and_forgotten(store, monkeypatch):
     usual = detect.detected_machine()
     calibration.keep(CALIBRATED)
     found = detect.detected_machine()
-    assert found.l3_bandwidth == 25e9 * found.cores
-    assert found.dram_bandwidth == 40e9 * found.cores
-    assert found.sources["dram_bandwidth"] == "class by calibration, 35 GB/s per core measured"
+    assert found.l3_bandwidth == 50e9 * found.cores
+    assert found.dram_bandwidth == 20e9 * found.cores
+    assert found.sources["dram_bandwidth"] == "class by calibration, 21 GB/s per core measured"
     calibration._read.cache_clear()  # as in a later process
     assert detect.detected_machine() == found
     monkeypatch.setattr(calibration, "processor", lambda: "another one")
@@ -270,7 +270,7 @@ def test_a_calibration_changes_the_keys_of_plans_and_is_explained(store):
     assert before != after
     f.clear_cache()
     report = f.explain(x)
-    assert "machine: calibrated: L3 25 and memory 40 GB/s per core" in str(report)
+    assert "machine: calibrated: L3 50 and memory 20 GB/s per core" in str(report)
     assert report.as_dict()["machine_note"] == report.machine_note
     calibration.keep(dataclasses.replace(CALIBRATED, l3_measured=24.0))
     assert key() == after  # the class is the same

@@ -457,3 +457,21 @@ def test_jaxs_profiler_shows_programs_of_several_kernels_and_large_results(tmp_p
     slices = profiled(lambda: f(x), tmp_path / "large")
     assert "PjitFunction(large)" in slices
     assert any(name.partition(".")[0] == kernel.name for name in slices)
+
+
+def test_arguments_that_an_inner_function_gives_up_stay():
+    f, x = pbkern.jit(lambda x: x + 1, donate_argnums=0), jnp.zeros(2000)
+    trace = pbkern.profile(lambda x: f(x), x, calls=2)
+    assert trace.seconds("call")["<lambda>"][0] == 2
+    assert not x.is_deleted()
+
+
+def test_names_of_any_alphabet():
+    @pbkern.jit
+    def naïve(x):
+        return x * 2 + x.T
+
+    with pbkern.config.override(fallback=False):
+        trace = pbkern.profile(naïve, jnp.ones((64, 64)))
+    assert list(trace.seconds("kernel")) == ["naïve_map0"]
+    assert not trace.seconds("xla")

@@ -28,6 +28,7 @@ def starts(closed) -> list[int]:
         (lambda w: w[1] + w[3], [20, 60]),
         (lambda w: w[1, 2] * w[0, 3], [30, 15]),
         (lambda w: w[1:2, 3:4], [35]),
+        (lambda w: (w[1] * 2, 1.0), [20]),
         (lambda w: w[1, :, 2], []),  # elements lie apart
         (lambda w: w[1:3], []),  # several rows
         (lambda w: w[0, ::2], []),

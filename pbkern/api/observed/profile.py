@@ -39,8 +39,8 @@ TICKS = 20
 CLOCK_ERROR = 20_000
 # The number that XLA adds to the name of an operation that has a namesake.
 SUFFIX = re.compile(r"\.\d+$")
-# Characters that XLA replaces in names of operations.
-NOT_IN_NAMES = re.compile(r"[^\w.-]")
+# Bytes that XLA replaces in names of operations.
+NOT_IN_NAMES = re.compile(rb"[^\w.-]")
 
 
 @dataclass(frozen=True)
@@ -156,13 +156,14 @@ def profile(
     """Calls a function and records when each of its kernels ran, on which threads.
 
     The function is a decorated one, of JAX, PyTorch or TensorFlow, or any that calls such functions,
-    as `jax.grad(f)` does. It is called once before, which compiles versions of its programs that
+    as `jax.grad(f)` does. What it calls on threads of its own is not recorded: kernels of such calls
+    are among what XLA ran. It is called once before, which compiles versions of its programs that
     record themselves; calls that are not profiled run as ever. Recording costs about 0.25 us for
     each launch, and for each task of a thread.
 
     Args:
       f: the function.
-      *args: its arguments. Of those that f gives up (donate_argnums), each call gets a copy.
+      *args: its arguments. Each call gets copies of JAX's arrays where f may give them up (donate_argnums).
       path: file for the trace, which https://ui.perfetto.dev and chrome://tracing show; None: none is
         written.
       calls: how many calls are recorded.
@@ -190,12 +191,12 @@ def profile(
             why="the recorder takes the times of threads of this processor",
             hint="profile_space and profile_dir of pbkern.nvgpu.CompilerParams take those of blocks",
         )
-    gives_up = isinstance(f, JitFunction) and (
+    keeps_all = isinstance(f, JitFunction) and not (
         f.options.donate_argnums or f.options.donate_argnames
     )
 
     def call() -> tuple[int, int]:
-        given = jax.tree.map(_copy, (args, kwargs)) if gives_up else (args, kwargs)
+        given = (args, kwargs) if keeps_all else jax.tree.map(_copy, (args, kwargs))
         jax.block_until_ready(given)
         begin = time.monotonic_ns()
         jax.block_until_ready(f(*given[0], **given[1]))
@@ -360,7 +361,11 @@ def _xla_slices(folder: str, ticks: Sequence[tuple[int, int]]) -> list[Slice]:
 
 def _of_xla_alone(operations: Sequence[Slice], slices: Sequence[Slice]) -> list[Slice]:
     """The operations that are no calls of programs: such have the name of a program or kernel, and hold a program's slice."""
-    names = {NOT_IN_NAMES.sub("_", one.name) for one in slices if one.kind in ("program", "kernel")}
+    names = {
+        NOT_IN_NAMES.sub(b"_", one.name.encode()).decode()
+        for one in slices
+        if one.kind in ("program", "kernel")
+    }
     middles = sorted((one.begin + one.end) // 2 for one in slices if one.kind == "program")
 
     def is_ours(operation: Slice) -> bool:

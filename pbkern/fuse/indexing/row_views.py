@@ -70,11 +70,8 @@ class ViewRows:
         for eqn in jaxpr.eqns:
             for atom in atoms(eqn):
                 readers.setdefault(atom, []).append(eqn)
-        stacked = {
-            var
-            for var in operands.difference(jaxpr.outvars)
-            if all(map(self.is_row, readers.get(var, ())))
-        }
+        results = {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
+        stacked = {var for var in operands - results if all(map(self.is_row, readers.get(var, ())))}
         eqns: list = []
         absorbed: set[int] = set()  # squeezes whose result is the view
         for eqn in jaxpr.eqns:
@@ -85,11 +82,7 @@ class ViewRows:
                 continue
             (row,) = eqn.outvars
             users = readers.get(row, [])
-            if (
-                len(users) == 1
-                and users[0].primitive.name == "squeeze"
-                and row not in jaxpr.outvars
-            ):
+            if len(users) == 1 and users[0].primitive.name == "squeeze" and row not in results:
                 absorbed.add(id(users[0]))
                 (row,) = users[0].outvars
             eqns.append(view_of_row(eqn, row))

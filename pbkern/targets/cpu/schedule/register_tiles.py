@@ -138,7 +138,8 @@ def _untiled(nest: Nest, vector: str, lanes: int, vectors: Vectors) -> NestSched
 
 def _transposed(sched: NestSchedule, dim: str, step: int) -> NestSchedule:
     """Loads are contiguous along `dim`; squares of each element between, of which there are `step`, fill the registers."""
-    return replace(sched, transpose=dim, lanes=min(sched.lanes, sched.registers // 2 // step))
+    most = sched.registers // 2 // step  # rows of a square, which is turned by halves
+    return replace(sched, transpose=dim, lanes=min(sched.lanes, 1 << (most.bit_length() - 1)))
 
 
 def is_product(nest: Nest) -> bool:
