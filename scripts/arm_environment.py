@@ -1,6 +1,6 @@
 """Makes an AArch64 environment, Debian's with the wheels of JAX and MLIR, and runs the conformance tests in it under qemu.
 
-    sudo python scripts/arm_environment.py FOLDER [--every 3] [-- pytest arguments]
+    sudo python scripts/arm_environment.py [--every 3] FOLDER [-- pytest arguments]
 
 FOLDER becomes a Debian system for AArch64 (debootstrap, 400 MB, and 1.1 GB of wheels), whose packages are unpacked and not set
 up; what is there already is used again. The working tree is copied into it each time. The README's first program runs there,
