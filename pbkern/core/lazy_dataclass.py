@@ -66,7 +66,7 @@ else:
                 if slots:
                     methods |= {"__getstate__": _state, "__setstate__": _restore}
             for name, method in methods.items():
-                if name not in cls.__dict__ or name in ("__getstate__", "__setstate__"):
+                if name not in cls.__dict__:
                     setattr(cls, name, method)
             return cls
 

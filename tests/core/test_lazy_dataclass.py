@@ -144,7 +144,6 @@ def test_the_package_compiles_no_methods_of_the_standard_library_when_it_is_impo
     program = """
 import dataclasses
 compiled = []
-create = dataclasses._create_fn if hasattr(dataclasses, "_create_fn") else None
 process = dataclasses._process_class
 def spy(cls, init, *rest, **options):
     if init and cls.__module__.startswith("pbkern."):
