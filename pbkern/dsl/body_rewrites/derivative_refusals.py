@@ -45,7 +45,7 @@ def refuse_arrays_of_indices(kernel: Kernel, eqn, access: RefAccess) -> None:
     if any(isinstance(index, GatheredIndex) for index in access.indices):
         raise derivative_error(
             kernel,
-            "it stores through an array of indices, which may name an element twice",
+            "it stores through an array of indices that is not known to name each element once",
             "pbkern.atomic_add, or a loop that stores one element at a time",
             eqn,
         )
