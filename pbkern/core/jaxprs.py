@@ -109,7 +109,11 @@ def has_rules(jaxpr: jex.Jaxpr) -> bool:
 
 def is_of_library(eqn) -> bool:
     """Whether an equation's primitive is neither JAX's nor pbkern's, and is defined by a function."""
-    impl = eqn.primitive.impl
+    return _is_of_library(eqn.primitive.impl)
+
+
+@functools.cache
+def _is_of_library(impl) -> bool:
     module = getattr(impl, "__module__", None) or ""
     return inspect.isfunction(impl) and module.split(".")[0] not in ("jax", "pbkern")
 

@@ -14,7 +14,7 @@ from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations
 from pbkern.fuse.access.dimension_map import moved
-from pbkern.fuse.simplify.driver import drop_dead, retrace
+from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
 
@@ -28,7 +28,7 @@ def delay_normalisation(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     names = (
         "reduce_max broadcast_in_dim sub exp div convert_element_type squeeze transpose dot_general"
     )
-    return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names.split()}))
+    return retrace(closed, {name: getattr(seen, name) for name in names.split()})
 
 
 class _Quotients:

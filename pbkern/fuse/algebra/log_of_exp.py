@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations
-from pbkern.fuse.simplify.driver import drop_dead, retrace
+from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
 EXPONENTIALS = {"exp": 1.0, "exp2": float(np.log(2.0))}
@@ -34,7 +34,7 @@ def cancel_log_of_exp(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         | dict.fromkeys(VIEWS, seen.moved)
         | {"log": seen.log}
     )
-    return drop_dead(retrace(closed, rules))
+    return retrace(closed, rules)
 
 
 class _Exponents:

@@ -20,7 +20,7 @@ from jax.extend import core as jex
 from pbkern.core.jaxprs import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
-from pbkern.fuse.simplify.driver import drop_dead, retrace
+from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
 
@@ -39,7 +39,7 @@ class SumResults:
             return closed
         seen = _Seen(self)
         names = ("mul", "div", "transpose", "dot_general", "reduce_sum")
-        return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names}))
+        return retrace(closed, {name: getattr(seen, name) for name in names})
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.dimension_map import MOVING, moved
-from pbkern.fuse.simplify.driver import drop_dead, retrace
+from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
 
@@ -42,7 +42,7 @@ class GathersToSelects:
         rules = dict.fromkeys(MOVING, seen.moved)
         for name in "iota convert_element_type max min clamp lt select_n concatenate gather dynamic_slice".split():
             rules[name] = getattr(seen, name)
-        return drop_dead(retrace(closed, rules))
+        return retrace(closed, rules)
 
 
 def _times_read(closed: jex.ClosedJaxpr) -> Counter:

@@ -17,7 +17,7 @@ from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations, inner_jaxprs
 from pbkern.core.ops.reshape import segments
-from pbkern.fuse.simplify.driver import drop_dead, retrace
+from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
 
@@ -28,9 +28,7 @@ def repeats_to_broadcasts(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     }:
         return closed
     seen = _Repeats(set(_only_moved(closed.jaxpr)))
-    return drop_dead(
-        retrace(closed, {"broadcast_in_dim": seen.broadcast_in_dim, "reshape": seen.reshape})
-    )
+    return retrace(closed, {"broadcast_in_dim": seen.broadcast_in_dim, "reshape": seen.reshape})
 
 
 def _only_moved(jaxpr: jex.Jaxpr) -> Iterator:

@@ -14,7 +14,7 @@ import math
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations
-from pbkern.fuse.simplify.driver import drop_dead, retrace
+from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
 
@@ -23,9 +23,7 @@ def fold_transposes(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     if not {"transpose", "dot_general"} <= {eqn.primitive.name for eqn in equations(closed.jaxpr)}:
         return closed
     seen = _Transposed()
-    return drop_dead(
-        retrace(closed, {"transpose": seen.transpose, "dot_general": seen.dot_general})
-    )
+    return retrace(closed, {"transpose": seen.transpose, "dot_general": seen.dot_general})
 
 
 class _Transposed:

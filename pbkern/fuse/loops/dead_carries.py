@@ -89,4 +89,4 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     has_scan = any(
         eqn.primitive.name == "scan" and "linear" not in eqn.params for eqn in closed.jaxpr.eqns
     )
-    return drop_dead(retrace(closed, {"scan": rewrite})) if has_scan else closed
+    return retrace(closed, {"scan": rewrite}) if has_scan else closed

@@ -33,7 +33,7 @@ def walk_counters(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Moves induction variables from carries to xs of scans, except in nested scans: those have no room for constants."""
     top_level = {id(eqn) for eqn in closed.jaxpr.eqns}
     walk = lambda eqn, operands: _over_counters(eqn, operands) if id(eqn) in top_level else None
-    return drop_dead(retrace(closed, {"scan": walk})) if _holds(closed, "scan") else closed
+    return retrace(closed, {"scan": walk}) if _holds(closed, "scan") else closed
 
 
 def _holds(closed: jex.ClosedJaxpr, name: str) -> bool:

@@ -74,7 +74,7 @@ class HoistInvariants:
             return eqn.primitive.bind(*given, **{**params, **changed})
 
         has_loop = any(eqn.primitive.name in ("scan", "while", "cond") for eqn in closed.jaxpr.eqns)
-        return drop_dead(retrace(closed, {"scan": scan, "while": loop})) if has_loop else closed
+        return retrace(closed, {"scan": scan, "while": loop}) if has_loop else closed
 
     def _is_expensive(self, eqn, machine: CostModel) -> bool:
         name = eqn.primitive.name

@@ -108,6 +108,9 @@ class GrowthLimits(TimeTilingLimits, UpdateLimits):
     many_along: int = threshold(
         64, "equations that join a group at once; if that fails, each is tried alone"
     )
+    share_along: int = threshold(
+        4, "the same for long groups, as a divisor of their length: 4,000 operations are priced 20 times"
+    )
     most_copies: int = threshold(
         8, "kernels that compute a value of several arrays again, each reading all of them"
     )
@@ -161,6 +164,7 @@ class Partitioner:
         self.updates: dict[jex.Var, Update] = {}
         # Ids of their equations that are no control flow: each has a kernel of its own.
         self.alone_in_place: set[int] = set()
+        self._outside_kinds: dict[int, tuple[str, str] | None] = {}
 
     def __str__(self) -> str:
         return str(Partition(self.nodes, self.edges))
@@ -239,13 +243,21 @@ class Partitioner:
         }
         along: list = []  # equations that will join the group of their consumers together
         for eqn in reversed(self.jaxpr.eqns):
-            if len(along) < self.limits.many_along and self.rides_along(eqn, along):
+            if along and len(along) >= self.most_along(along):
+                self.place_all(along)
+                along = []
+            if self.rides_along(eqn, along):
                 along.append(eqn)
                 continue
             self.place_all(along)
             along = []
             self.place(eqn)
         self.place_all(along)
+
+    def most_along(self, along: list) -> int:
+        """Equations that join at once: a share of a long group, so that it is not priced once for each few of its equations."""
+        shortest = min(len(group.eqns) for group in self.readers_of(along))
+        return max(self.limits.many_along, shortest // self.limits.share_along)
 
     # -- blocks of whole groups
 
@@ -275,6 +287,11 @@ class Partitioner:
 
     def outside_kind(self, eqn) -> tuple[str, str] | None:
         """(kind, reason) of an equation that no group may hold, or None."""
+        if id(eqn) not in self._outside_kinds:
+            self._outside_kinds[id(eqn)] = self._outside_kind(eqn)
+        return self._outside_kinds[id(eqn)]
+
+    def _outside_kind(self, eqn) -> tuple[str, str] | None:
         name = eqn.primitive.name
         if name == "pbkern_kernel":
             return "kernel", "hand-written"

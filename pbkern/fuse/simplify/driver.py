@@ -160,7 +160,7 @@ def _branch_for(platform: str) -> Rewrite:
 
 
 def retrace(closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite]) -> jex.ClosedJaxpr:
-    """Rewrites equations of a function: primitive name -> Rewrite."""
+    """Rewrites equations of a function: primitive name -> Rewrite. Drops those that nothing reads then."""
     avals = [_strong(var.aval) for var in closed.jaxpr.invars]
     traced = jax.make_jaxpr(lambda *args: _run(closed, args, rewrites))(*avals)
     return drop_dead(traced)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pbkern._jax import bind_again
+
 
 class Notes:
     """Facts of several kinds about values, by identity of the value."""
@@ -19,7 +21,7 @@ class Notes:
 
     def bound(self, kind: str, eqn, operands, *what) -> list:
         """The result of an equation on these operands, noted."""
-        return self.note(kind, eqn.primitive.bind(*operands, **eqn.params), *what)
+        return self.note(kind, *bind_again(eqn, operands), *what)
 
     def find(self, kind: str, x) -> tuple | None:
         """The noted facts, or None."""

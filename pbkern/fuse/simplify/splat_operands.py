@@ -54,6 +54,7 @@ class Splat:
 
     def __init__(self, rewrites: dict):
         self.rewrites = rewrites
+        self._folding = FOLDING & rewrites.keys()
         self._notes = Notes()
 
     def scalar(self, x) -> np.ndarray | np.generic | None:
@@ -72,7 +73,7 @@ class Splat:
 
     def folded(self, eqn, operands) -> list | None:
         """The result of an operation on splats."""
-        if eqn.primitive.name not in FOLDING & self.rewrites.keys():
+        if eqn.primitive.name not in self._folding:
             return None
         out, scalars = eqn.outvars[0].aval, [self.scalar(operand) for operand in operands]
         if not out.shape:
@@ -92,7 +93,9 @@ class Splat:
         name = eqn.primitive.name
         if name == "select_n" and self.scalar(operands[0]) is not None:
             return [self.scalar(operands[0]), *operands[1:]]
-        scalars = [self.scalar(operand) for operand in operands] if name in FOLDED else []
+        if name not in FOLDED:
+            return operands
+        scalars = [self.scalar(operand) for operand in operands]
         if all(splat is None for splat in scalars):
             return operands
         if any(

@@ -8,6 +8,7 @@ convert_element_type and reduce_precision round. Functions with polynomials are 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -45,7 +46,11 @@ RULES: RuleTable[Callable[..., Ssa]] = RuleTable("elementwise")
 
 def supports(primitive: str, in_dtypes, out_dtype) -> bool:
     """Whether a rule covers these dtypes (complex and fp8 have none, int4 few)."""
-    dtypes = [np.dtype(dtype) for dtype in (*in_dtypes, out_dtype)]
+    return _supports(primitive, tuple(map(np.dtype, (*in_dtypes, out_dtype))))
+
+
+@functools.cache
+def _supports(primitive: str, dtypes: tuple[np.dtype, ...]) -> bool:
     if primitive not in RULES or any(dtype.name not in ELEMENTS for dtype in dtypes):
         return False
     row = ELEMENTWISE[primitive]

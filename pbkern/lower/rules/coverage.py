@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from pbkern.core import jaxprs
@@ -33,11 +35,9 @@ def supports(eqn) -> str | None:
     called = jaxprs.called_jaxpr(eqn)
     if called is not None:
         return next((reason for inner in called.jaxpr.eqns if (reason := supports(inner))), None)
-    dtypes = [getattr(var.aval, "dtype", None) for var in (*eqn.invars, *eqn.outvars)]
-    for dtype in dtypes:
-        if dtype is not None and (
-            not isinstance(dtype, np.dtype) or dtype.name not in ELEMENTS or dtype.name in SUB_BYTE
-        ):
+    for var in (*eqn.invars, *eqn.outvars):
+        dtype = getattr(var.aval, "dtype", None)
+        if dtype is not None and not _fits_registers(dtype):
             return f"dtype {dtype} has no register type on this target"
     if name in elementwise.RULES and name not in VIEWS:
         ins = [np.dtype(var.aval.dtype) for var in eqn.invars]
@@ -59,6 +59,11 @@ def supports(eqn) -> str | None:
             None,
         )
     return f"no lowering rule for `{name}`"
+
+
+@functools.cache
+def _fits_registers(dtype) -> bool:
+    return isinstance(dtype, np.dtype) and dtype.name in ELEMENTS and dtype.name not in SUB_BYTE
 
 
 def coverage() -> dict[str, list[str]]:
