@@ -109,7 +109,8 @@ class GrowthLimits(TimeTilingLimits, UpdateLimits):
         64, "equations that join a group at once; if that fails, each is tried alone"
     )
     share_along: int = threshold(
-        4, "the same for long groups, as a divisor of their length: 4,000 operations are priced 20 times"
+        4,
+        "the same for long groups, as a divisor of their length: 4,000 operations are priced 20 times",
     )
     most_copies: int = threshold(
         8, "kernels that compute a value of several arrays again, each reading all of them"

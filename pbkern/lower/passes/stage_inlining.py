@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from pbkern.core.affine import Affine
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.addresses import flat_coefficient
@@ -57,7 +58,7 @@ class _Inliner:
         """A list of statements and those inside them; others touch `live`."""
         joined = self._join_all(inside(stmts, live, self.all), live)
         return [
-            self._written_out(stmt) if isinstance(stmt, Nest) and _has_windows(stmt) else stmt
+            self._written_out(stmt) if isinstance(stmt, Nest) and self._has_windows(stmt) else stmt
             for stmt in joined
         ]
 
@@ -113,6 +114,19 @@ class _Inliner:
         """Whether the reduced elements of a nest fill less than a vector as they are: written out, vectors hold results."""
         return math.prod(nest.dims[rdim] for rdim in nest.rdims) < self.policy.lanes(nest)
 
+    def _has_windows(self, nest: Nest) -> bool:
+        """Whether reduced elements are neighbours where results are, too: in windows that overlap, or are short."""
+        indices = [i for load in nest.loads() if isinstance(load, Load) for i in load.index]
+        windows = [
+            index
+            for index in indices
+            if index.symbols & set(nest.rdims)
+            and index.symbols & (nest.dims.keys() - set(nest.rdims))
+        ]
+        return any(_overlap(index, nest) for index in windows) or bool(
+            windows and self._is_short(nest)
+        )
+
     def _is_less_work(self, nest: Nest, maker: Nest, reader: Nest) -> bool:
         """Whether joining pays: at no distance, as soon as it is not more work; else on the way from memory to memory.
 
@@ -138,12 +152,13 @@ class _Inliner:
         return self.policy.cycles(nest, self.limits.far_vector_cycles if far else 0.0)
 
 
-def _has_windows(nest: Nest) -> bool:
-    """Whether reduced elements are neighbours where results are, too."""
-    indices = [i for load in nest.loads() if isinstance(load, Load) for i in load.index]
-    return any(
-        index.symbols & set(nest.rdims) and index.symbols & (nest.dims.keys() - set(nest.rdims))
-        for index in indices
+def _overlap(index: Affine, nest: Nest) -> bool:
+    """Whether results that are neighbours along an index reduce some of the same elements."""
+    reach = sum(
+        abs(times) * (nest.dims[dim] - 1) for dim, times in index.terms if dim in nest.rdims
+    )
+    return reach >= min(
+        abs(times) for dim, times in index.terms if dim in nest.dims and dim not in nest.rdims
     )
 
 
