@@ -21,6 +21,7 @@ from jax.extend import core as jex
 from pbkern._jax import (
     bind_again,
     cached_by_jaxpr,
+    cached_by_jaxpr_alone,
     fresh_aval,
     only_reads,
     params_of,
@@ -161,6 +162,16 @@ def equations(jaxpr: jex.Jaxpr) -> Iterator:
         yield eqn
         for inner in inner_jaxprs(eqn):
             yield from equations(inner.jaxpr)
+
+
+@cached_by_jaxpr_alone
+def primitive_names(closed: jex.ClosedJaxpr) -> frozenset[str]:
+    """Names of the primitives of all equations, at any depth."""
+    names: set[str] = set()
+    for eqn in closed.jaxpr.eqns:
+        names.add(eqn.primitive.name)
+        names.update(*map(primitive_names, inner_jaxprs(eqn)))
+    return frozenset(names)
 
 
 def evaluate(

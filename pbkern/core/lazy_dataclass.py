@@ -13,6 +13,7 @@ standard library's methods, for that reason.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import operator
 import reprlib
 from collections.abc import Callable
@@ -42,11 +43,20 @@ else:
             # Without a docstring the standard library would write one from the signature of `__init__`.
             cls.__doc__ = cls.__doc__ or cls.__name__
             explicit_hash = cls.__dict__.get("__hash__")
+            types = inspect.get_annotations(cls)
+            if any("InitVar" in str(written) for written in types.values()):
+                raise TypeError(f"{cls.__qualname__}: fields that are InitVar are not known here")
+            # The standard library matches each type that is text with regular expressions, thrice.
+            cls.__annotations__ = {
+                name: written if _is_no_field(written) else object
+                for name, written in types.items()
+            }
             cls = dataclasses.dataclass(
                 init=False, repr=False, eq=False, slots=slots, kw_only=kw_only
             )(cls)
-            if any("InitVar" in str(field.type) for field in cls.__dataclass_fields__.values()):
-                raise TypeError(f"{cls.__qualname__}: fields that are InitVar are not known here")
+            cls.__annotations__ = types
+            for name in cls.__dataclass_fields__.keys() & types.keys():
+                cls.__dataclass_fields__[name].type = types[name]
             methods: dict[str, Any] = {"__init__": _first_init(cls, frozen)}
             if repr:
                 methods["__repr__"] = _repr
@@ -71,6 +81,11 @@ else:
             return cls
 
         return decorate if cls is None else decorate(cls)
+
+
+def _is_no_field(written: object) -> bool:
+    """Whether an annotation may be one that dataclasses look at: of a class variable, or the mark before keyword fields."""
+    return "ClassVar" in str(written) or "KW_ONLY" in str(written)
 
 
 def _values(fields: list[dataclasses.Field]) -> Callable[[Any], tuple]:

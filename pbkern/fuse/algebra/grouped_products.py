@@ -19,7 +19,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs import primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.dsl.primitives.grid import program_id
@@ -43,7 +43,7 @@ class GroupProducts:
     columns: int = threshold(128, "columns of a tile")
 
     def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
-        if all(eqn.primitive.name != RAGGED for eqn in equations(closed.jaxpr)):
+        if RAGGED not in primitive_names(closed):
             return closed
         return retrace(closed, {RAGGED: self.product})
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs import primitive_names
 from pbkern.fuse.access.dimension_map import moved
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
@@ -20,9 +20,7 @@ from pbkern.fuse.simplify.facts import Notes
 
 def delay_normalisation(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold exponentials, divisions and products. Changes rounding."""
-    if not {"exp", "div", "dot_general", "reduce_max"} <= {
-        eqn.primitive.name for eqn in equations(closed.jaxpr)
-    }:
+    if not primitive_names(closed) >= {"exp", "div", "dot_general", "reduce_max"}:
         return closed
     seen = _Quotients()
     names = (

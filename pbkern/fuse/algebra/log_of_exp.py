@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs import primitive_names
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
@@ -25,7 +25,7 @@ def cancel_log_of_exp(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
     Changes rounding, and keeps what would overflow.
     """
-    names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
+    names = primitive_names(closed)
     if "log" not in names or names.isdisjoint(EXPONENTIALS):
         return closed
     seen = _Exponents()

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs import primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace
@@ -33,9 +33,7 @@ class SumResults:
     )
 
     def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
-        if not {"exp", "dot_general", "reduce_sum", "mul"} <= {
-            eqn.primitive.name for eqn in equations(closed.jaxpr)
-        }:
+        if not primitive_names(closed) >= {"exp", "dot_general", "reduce_sum", "mul"}:
             return closed
         seen = _Seen(self)
         names = ("mul", "div", "transpose", "dot_general", "reduce_sum")

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import equations, inner_jaxprs
+from pbkern.core.jaxprs import equations, inner_jaxprs, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
 from pbkern.core.passes import threshold
@@ -35,7 +35,7 @@ class GathersToSelects:
     )
 
     def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
-        names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
+        names = primitive_names(closed)
         if "concatenate" not in names or names.isdisjoint(("gather", "dynamic_slice")):
             return closed
         seen = _Stacks(_times_read(closed), self)

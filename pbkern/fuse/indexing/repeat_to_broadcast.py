@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import equations, inner_jaxprs
+from pbkern.core.jaxprs import inner_jaxprs, primitive_names
 from pbkern.core.ops.reshape import segments
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
@@ -23,9 +23,7 @@ from pbkern.fuse.simplify.facts import Notes
 
 def repeats_to_broadcasts(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold broadcasts and reshapes. The same values."""
-    if not {"broadcast_in_dim", "reshape"} <= {
-        eqn.primitive.name for eqn in equations(closed.jaxpr)
-    }:
+    if not primitive_names(closed) >= {"broadcast_in_dim", "reshape"}:
         return closed
     seen = _Repeats(set(_only_moved(closed.jaxpr)))
     return retrace(closed, {"broadcast_in_dim": seen.broadcast_in_dim, "reshape": seen.reshape})

@@ -19,7 +19,7 @@ from jax.extend import core as jex
 from jax.interpreters import mlir
 
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import atoms, equations
+from pbkern.core.jaxprs import atoms, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import nbytes
@@ -59,7 +59,7 @@ class ViewRows:
     )
 
     def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
-        if not any(eqn.primitive.name == "slice" for eqn in equations(closed.jaxpr)):
+        if "slice" not in primitive_names(closed):
             return closed
         jaxpr = self.viewed(closed.jaxpr, {*closed.jaxpr.invars, *closed.jaxpr.constvars})
         return jex.ClosedJaxpr(jaxpr, closed.consts)

@@ -13,14 +13,14 @@ import math
 
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs import primitive_names
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
 
 def fold_transposes(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold transposes and contractions."""
-    if not {"transpose", "dot_general"} <= {eqn.primitive.name for eqn in equations(closed.jaxpr)}:
+    if not primitive_names(closed) >= {"transpose", "dot_general"}:
         return closed
     seen = _Transposed()
     return retrace(closed, {"transpose": seen.transpose, "dot_general": seen.dot_general})

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs import primitive_names
 from pbkern.dsl.primitives.in_range import in_range
 
 from .driver import retrace
@@ -46,7 +46,7 @@ MOVES = (
 
 
 def drop_proved_ranges(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    if not any(eqn.primitive.name == "in_range" for eqn in equations(closed.jaxpr)):
+    if "in_range" not in primitive_names(closed):
         return closed
     ranges = _Ranges()
     rules = {name: ranges.noted(rule) for name, rule in RULES.items()}
