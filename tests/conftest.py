@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import tempfile
 
+import hypothesis
 import pytest
 
 # Set before pbkern reads its environment, and inherited by the processes that tests start.
@@ -16,6 +17,12 @@ os.environ["PBKERN_FALLBACK"] = "0"
 atexit.register(shutil.rmtree, os.environ["PBKERN_CACHE_DIR"], ignore_errors=True)
 # What XLA compiles here, references and single operations, runs once or twice: unoptimised code is made in a fifth of the time.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+
+# How long a draw takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
