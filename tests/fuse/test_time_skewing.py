@@ -71,20 +71,15 @@ OF_SEVERAL_SHAPES = {
 @pytest.fixture
 def fronts(monkeypatch):
     """fronts(k, l2_bytes): only the k-th front counts, at whatever price, of as many steps as that cache holds rows for."""
-    every = overlapped.wavefronts
+    every = overlapped.fronts_of
     monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.STEPS", ())
 
     def choose(k: int, l2_bytes: int = 1 << 20) -> None:
-        def only(body, counts, periodic, length, machine):
-            return islice(
-                every(
-                    body, counts, periodic, length, dataclasses.replace(machine, l2_bytes=l2_bytes)
-                ),
-                k,
-                k + 1,
-            )
+        def only(body, step, counts, length, machine, *rest):
+            machine = dataclasses.replace(machine, l2_bytes=l2_bytes)
+            return islice(every(body, step, counts, length, machine, *rest), k, k + 1)
 
-        monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.wavefronts", only)
+        monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.fronts_of", only)
 
     with with_settings("grow groups", {"steps_gain": np.inf}):
         yield choose
@@ -150,6 +145,80 @@ def test_carries_too_short_for_all_programs_take_no_front(fronts):
     fronts(1)
     step, _ = OF_SEVERAL_SHAPES["framed"]
     assert not is_front(check(by_fori(step, 5), (rand(5, 30), rand(11, 42))))
+
+
+def recorded(step, count, n):
+    """n steps, and of each: a point, a row, a column, the largest change, the energy, and all after a change of scale."""
+
+    def loop(*state):
+        def one(old, _):
+            new = step(*old) if count > 1 else (step(*old),)
+            u = new[0]
+            values = (
+                u[3, 2],
+                old[-1][-1],
+                2 * u[:, 1],
+                jnp.abs(u - old[0]).max(),
+                jnp.sqrt((u.astype(jnp.float32) ** 2).sum()) + u[0, 0],
+                u.sum(1),
+                (0.5 * u + old[0])[1:-1],
+                0.5 * u,
+            )
+            return new, values
+
+        return lax.scan(one, state, None, length=n)
+
+    return loop
+
+
+RECORDED = {
+    "zeros": (padded, 1),
+    "rolled": (rolled, 1),
+    "wave": (lambda u, v: SYSTEMS["wave"][0]((u, v)), 2),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_values_of_each_step_are_stored_by_the_front(name, fronts):
+    step, count = RECORDED[name]
+    fronts(1)
+    state = [rand(21, 19) for _ in range(count)]
+    assert is_front(check(recorded(step, count, 5), *state))
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    ("k", "l2_bytes", "shape", "n"),
+    [(1, 1 << 20, (101, 300), 13), (3, 1 << 17, (101, 300), 50), (0, 1 << 16, (17, 33), 11)],
+)
+@pytest.mark.parametrize("name", RECORDED)
+def test_values_of_each_step_agree(name, k, l2_bytes, shape, n, fronts):
+    step, count = RECORDED[name]
+    fronts(k, l2_bytes)
+    native(recorded(step, count, n), *(0.1 * rand(*shape) for _ in range(count)))
+
+
+def test_values_of_steps_with_elements_agree(fronts):
+    """Values read what each step is given, and what all steps read."""
+    fronts(1)
+    weights, u, xs = rand(45), rand(67, 45), rand(9, 45)
+
+    def f(weights, u, xs):
+        def one(s, x):
+            s = padded(s) + x
+            return s, (s[5] * x + weights, (s * weights).max(), x[0])
+
+        return lax.scan(one, u, xs)
+
+    native(f, weights, u, xs)
+
+
+def test_points_that_are_recorded_take_no_pass_over_memory():
+    def f(u):
+        return lax.scan(lambda s, _: (padded(s), padded(s)[100, 7]), u, None, length=50)
+
+    plan = planned(f, f32(2048, 2048))
+    assert "50 steps of a loop" in str(plan.explanation)
 
 
 def test_steps_that_read_more_on_one_side_agree(fronts):
@@ -271,7 +340,7 @@ def test_a_convolved_image_goes_through_memory_once():
 def test_reach_and_lag():
     body = jax.make_jaxpr(asymmetric)(f32(64, 64))
     wave, _ = next(
-        time_skewing.wavefronts(simplify(body), (0, 1), [set()], 8, CpuCosts.of(DEFAULT_MACHINE))
+        time_skewing.wavefronts(simplify(body), (0, 1), [set()], 8, CpuCosts.of(DEFAULT_MACHINE), 2)
     )
     assert wave.reach == (-2, 1)
     assert wave.lag == 3

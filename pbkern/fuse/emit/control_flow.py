@@ -143,8 +143,10 @@ class _ScanSteps:
         """One step of the loop, or the remaining ones if the index is None."""
         if index is None:
             assert self.rest is not None, "no steps remain"
-            ends = self._ends(self.rest.jaxpr.invars[len(self.consts) + len(old) :])
-            return run_inner(self.builder, self.rest, [*self.consts, *old, *ends], new)
+            jaxpr = self.rest.jaxpr
+            xs = self._ends(self.xs, jaxpr.invars[len(self.consts) + len(old) :])
+            ys = self._ends(self.ys, jaxpr.outvars[len(old) :])
+            return run_inner(self.builder, self.rest, [*self.consts, *old, *xs], [*new, *ys])
         n_xs, n_ys = len(self.xs), len(self.ys)
         jaxpr = self.body.jaxpr
         xs = self._at_step(self.xs, jaxpr.invars[len(jaxpr.invars) - n_xs :], index)
@@ -159,15 +161,15 @@ class _ScanSteps:
             for whole, aval in zip(wholes, avals)
         ]
 
-    def _ends(self, parts) -> list[BufferView]:
-        """The elements of xs that the remaining steps take."""
+    def _ends(self, wholes: list[BufferView], parts) -> list[BufferView]:
+        """The elements of xs or ys that belong to the remaining steps."""
         done = self.length // self.body.steps * self.body.steps
         avals = [array_aval(var) for var in parts]
         return [
             BufferView(
                 view.buffer, array_type(aval), view.offset + done * math.prod(aval.shape[1:])
             )
-            for view, aval in zip(self.xs, avals)
+            for view, aval in zip(wholes, avals)
         ]
 
 

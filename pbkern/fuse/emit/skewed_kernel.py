@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +24,8 @@ from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.primitives.grid import ds, program_id, when
 from pbkern.dsl.trace import trace_kernel
 from pbkern.fuse.access.blocks import BodyContext, run_steps
-from pbkern.fuse.access.rules import Access
-from pbkern.fuse.tiling.time_skewing import Reads, Wavefront
+from pbkern.fuse.access.rules import Access, Span
+from pbkern.fuse.tiling.time_skewing import Reads, StoredRows, Wavefront
 
 from .group_kernel import array_type
 
@@ -38,7 +39,11 @@ def emit_wavefront(name: str, wave: Wavefront, compiler_params: dict) -> Kernel:
     return trace_kernel(
         _SkewedBody(wave).body,
         in_types=[_operand_type(wave, operand) for operand in wave.operands],
-        out_types=[array_type(carry.aval) for carry in wave.carries],
+        out_types=[array_type(carry.aval) for carry in wave.carries]
+        + [
+            ArrayType((wave.steps, *part.shape), np.dtype(var.aval.dtype))
+            for part, var in zip(wave.stored, wave.body.jaxpr.outvars[len(wave.carries) :])
+        ],
         grid=(wave.programs,),
         scratch_shapes=[_Ring.of(wave, carry).type for carry in wave.carries],
         compiler_params=compiler_params,
@@ -111,6 +116,42 @@ class _Ring:
         )
 
 
+@dataclass(frozen=True)
+class _RowsOfValue:
+    """Computed rows, of which a part is stored."""
+
+    value: jax.Array
+    part: StoredRows
+
+    @property
+    def count(self) -> int:
+        return self.value.shape[self.part.axis]
+
+    def take(self, number, size: int):
+        hull, axis = self.part.hull, self.part.axis
+        starts = [int(number) if k == axis else s.start.const for k, s in enumerate(hull)]
+        sizes = [size if k == axis else s.size for k, s in enumerate(hull)]
+        return lax.slice(self.value, starts, [a + b for a, b in zip(starts, sizes)])
+
+
+@dataclass(frozen=True)
+class _RowsOfRing:
+    """Rows of a carry, from `slot` on, of which a part is stored."""
+
+    scratch: Any
+    ring: _Ring
+    slot: jax.Array
+    count: int
+    part: StoredRows
+
+    def take(self, number, size: int):
+        hull = tuple(
+            Span(span.start, size) if dim == self.ring.axis else span
+            for dim, span in enumerate(self.part.hull)
+        )
+        return self.scratch[self.ring.at(self.slot + number, hull)]
+
+
 def _panel(wave: Wavefront) -> int:
     """Turns, of a few rows each, after which the wavefront moves back to the scratch buffer's start."""
     turns = _turns(wave)
@@ -136,12 +177,11 @@ class _SkewedBody:
         self.low, _ = wave.reach
 
     def body(self, *refs) -> None:
-        wave, operand_count = self.wave, len(self.wave.operands)
+        wave, at = self.wave, len(self.wave.operands)
+        carries, results = len(wave.carries), len(wave.carries) + len(wave.stored)
         self.given = dict(zip(wave.operands, refs))
-        self.results, self.scratch = (
-            refs[operand_count : operand_count + len(wave.carries)],
-            refs[operand_count + len(wave.carries) :],
-        )
+        self.results, self.scratch = refs[at : at + carries], refs[at + results :]
+        self.parts = refs[at + carries : at + results]
         self.base = program_id(0) * I32(wave.height)
         panels = -(-_turns(wave) // _panel(wave))
 
@@ -298,7 +338,7 @@ class _SkewedBody:
         """Some rows of step k + 1: at once if everything that they need is in bounds, else one by one."""
         rows, (low, high) = self.wave.reads.rows, self.inside(self.wave.reads)
         if self.wave.wraps and not self.has_rows_of_others():
-            self.store(self.wave.reads, k, row, slot, clipped=False)
+            self.store(self.wave.reads, k, row, row, slot, clipped=False)
             return
         inside = (row >= low) & (row <= high) if low <= high else np.False_
 
@@ -306,20 +346,21 @@ class _SkewedBody:
         def _():
             # Constant bounds let tests of rows fold away.
             at = lax.clamp(I32(0), row - I32(low), I32(high - low)) + I32(low)
-            self.store(self.wave.reads, k, at, slot, clipped=False)
+            self.store(self.wave.reads, k, row, at, slot, clipped=False)
 
         @when(~inside)
         def _():
             def one(number) -> None:
                 if self.wave.wraps:
+                    here = row + number
                     self.store(
-                        self.wave.alone, k, self.wrapped(row + number), slot + number, clipped=True
+                        self.wave.alone, k, here, self.wrapped(here), slot + number, clipped=True
                     )
                     return
                 in_array = (row + number >= 0) & (row + number < self.wave.extent)
                 when(in_array)(
                     lambda: self.store(
-                        self.wave.alone, k, row + number, slot + number, clipped=True
+                        self.wave.alone, k, row + number, row + number, slot + number, clipped=True
                     )
                 )
 
@@ -346,8 +387,11 @@ class _SkewedBody:
             for span in hull
         )
 
-    def store(self, reads: Reads, k, row, slot, clipped: bool) -> None:
-        """Stores rows of a step, from `row` on, into `slot`."""
+    def store(self, reads: Reads, k, place, row, slot, clipped: bool) -> None:
+        """Stores rows of a step, from `row` on, into `slot`.
+
+        `place`: the row's number along the front, beyond the extent where borders are periodic.
+        """
         wave = self.wave
         blocks = {
             (operand, hull): self.block(operand, hull, k, row, slot, clipped)
@@ -355,11 +399,47 @@ class _SkewedBody:
             for hull in reads.hulls(operand)
         }
         get = run_steps(reads.requests, blocks, BodyContext({0: row}))
-        values = [get(var, access) for var, access in zip(wave.body.jaxpr.outvars, reads.results)]
+        results = wave.body.jaxpr.outvars
+        values = [get(var, access) for var, access in zip(results, reads.results)]
+        carries = results[: len(self.rings)]
+        stored = list(zip(wave.stored, self.parts, results[len(carries) :], values[len(carries) :]))
+        for part, ref, var, value in stored:
+            if var not in carries:
+                self.store_part(part, ref, k, place, _RowsOfValue(value, part))
         for ring, scratch, value in zip(self.rings, self.scratch, values):
             scratch[ring.rows(slot, reads.rows)] = value
+        for part, ref, var, _ in stored:
+            if var in carries:
+                # Read again: a value that two places store would not be computed over the old rows.
+                at = carries.index(var)
+                rows = _RowsOfRing(self.scratch[at], self.rings[at], slot, reads.rows, part)
+                self.store_part(part, ref, k, place, rows)
         for ring, scratch in zip(self.rings, self.scratch):
             self.wrap(ring, scratch, slot, reads.rows)
+
+    def store_part(self, part: StoredRows, ref, k, row, rows: _RowsOfValue | _RowsOfRing) -> None:
+        """Stores the rows of a value, from `row` on, that belong to the part and to this program."""
+        span, count = part.hull[part.axis], rows.count
+        first, last = span.start.const, span.start.const + span.size
+        begin = jnp.maximum(self.base, I32(first))
+        end = jnp.minimum(self.base + I32(self.wave.height), I32(last))
+        inside = (row >= begin) & (row + I32(count) <= end)
+
+        def store(number, size: int) -> None:
+            at = ds(row + number - I32(first), size)
+            ref[(k, *_along(len(part.hull), part.axis, at))] = rows.take(number, size)
+
+        def one(number) -> None:
+            when((row + number >= begin) & (row + number < end))(lambda: store(number, 1))
+
+        if span.size >= count > 1:
+            when(inside)(lambda: store(I32(0), count))
+        edge = (row + I32(count) > begin) & (row < end)
+
+        @when(edge & ~inside if span.size >= count > 1 else edge)
+        def _():
+            for number in range(count):
+                one(I32(number))
 
     def block(self, var, hull: Access, k, row, slot, clipped: bool):
         """The block of an operand that rows of step k + 1, from `row` on, need."""

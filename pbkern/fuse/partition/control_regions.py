@@ -38,13 +38,14 @@ def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
 
 def control_node(parts, eqn, partition: Callable) -> Node:
     """The node of control flow, fused only if all of its body is."""
-    bodies = {}
+    bodies, unsplit = {}, {}
     options = FuseOptions.of(parts.options, parts.machine)
     for name, closed in named_jaxprs(eqn):
         of = f"{name} of {eqn.primitive.name}"
         split = run_passes(
             "partition", (SPLIT_REDUCTIONS,), closed, options, of=of, failed=passed_over(of)
         )
+        unsplit[name] = closed
         closed = operands_as_equations(outputs_as_equations(split))
         if closed.consts:
             return Node("xla", [eqn], list(eqn.outvars), reason="its body holds array constants")
@@ -61,7 +62,7 @@ def control_node(parts, eqn, partition: Callable) -> Node:
         )
     if any(isinstance(var, jex.Literal) for var in eqn.invars):
         return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
-    inner = bodies | _time_blocks(parts, eqn, bodies)
+    inner = bodies | _time_blocks(parts, eqn, bodies, unsplit, partition)
     shares = _shared_operands(parts, eqn, inner)
     return Node("control", [eqn], list(eqn.outvars), inner=inner, shares=shares)
 
@@ -132,16 +133,22 @@ def _copies(node: Node) -> bool:
     return False
 
 
-def _time_blocks(parts, eqn, bodies: dict[str, Inner]) -> dict[str, Inner]:
-    """{"jaxpr": several steps of the loop's body in one kernel, "rest": the remaining steps}, if that pays."""
+def _time_blocks(
+    parts, eqn, bodies: dict[str, Inner], unsplit: dict[str, jex.ClosedJaxpr], partition: Callable
+) -> dict[str, Inner]:
+    """{"jaxpr": several steps of the loop's body in one kernel, "rest": the remaining steps}, if that pays.
+
+    `unsplit`: the bodies before their reductions were split.
+    """
     params = params_of(eqn)
     if eqn.primitive.name != "scan" or parts.options_disable_fusion():
         return {}
     inner = bodies["jaxpr"]
     walks = len(eqn.invars) > params["num_consts"] + params["num_carry"]
-    if len(inner.jaxpr.outvars) != params["num_carry"] or (walks and params["reverse"]):
+    has_values = len(eqn.outvars) > params["num_carry"]
+    if (walks or has_values) and params["reverse"]:
         return {}
-    body = jex.ClosedJaxpr(inner.jaxpr, ())
+    body = operands_as_equations(outputs_as_equations(unsplit["jaxpr"]))
     blocks = tile_time(
         body,
         inner.partition,
@@ -149,6 +156,7 @@ def _time_blocks(parts, eqn, bodies: dict[str, Inner]) -> dict[str, Inner]:
         params["length"],
         parts.machine,
         parts.limits,
+        lambda closed: partition(closed, parts.machine, parts.supports, parts.options),
     )
     if blocks is None:
         return {}

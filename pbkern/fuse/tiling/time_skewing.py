@@ -57,21 +57,33 @@ class Reads:
     results: tuple[Access, ...]
 
     @classmethod
-    def of(cls, body: jex.Jaxpr, along: int, rows: int) -> Reads:
-        """Raises NeedsWhole, UnsupportedOp, Unfusable."""
-        # Results of a wavefront's step are carries, none of them a literal (_all_have_rows).
-        carries = cast(list[jex.Var], body.outvars)
-        results = tuple(_rows_of(var, along, rows) for var in carries)
-        return cls(rows, request(body.eqns, list(zip(carries, results))), results)
+    def of(cls, body: jex.Jaxpr, axes: Sequence[int], rows: int) -> Reads:
+        """`axes`: each result's dimension of rows. Raises NeedsWhole, UnsupportedOp, Unfusable."""
+        # Results of a wavefront's step are variables (_all_have_rows).
+        variables = cast(list[jex.Var], body.outvars)
+        results = tuple(_rows_of(var, axis, rows) for var, axis in zip(variables, axes))
+        return cls(rows, request(body.eqns, list(zip(variables, results))), results)
 
     def hulls(self, var) -> list[Access]:
         return list(self.requests.hulls.get(var, ()))
 
 
-def _rows_of(var, along: int, rows: int) -> Access:
-    shape = var.aval.shape
-    axis = len(shape) - along
-    return tuple(Span(ROW, rows) if dim == axis else whole(size) for dim, size in enumerate(shape))
+def _rows_of(var, axis: int, rows: int) -> Access:
+    return tuple(
+        Span(ROW, rows) if dim == axis else whole(size) for dim, size in enumerate(var.aval.shape)
+    )
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The part of a value that a wavefront stores of each step: `axis` is its dimension of rows, the hull is constant."""
+
+    axis: int
+    hull: Access
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(span.size for span in self.hull)
 
 
 @dataclass(frozen=True)
@@ -79,7 +91,8 @@ class Wavefront:
     """A wavefront of `steps` steps.
 
     Attributes:
-      body: one step, (*consts, *carries, *elements of xs) -> carries; `counts` of consts and carries.
+      body: one step, (*consts, *carries, *elements of xs) -> (*carries, *stored values); `counts` of
+        consts and carries.
       periodic: per operand of the body, the dimensions along which elements beyond an edge come
         from the other side.
       along: the dimension of all carries along which the wavefront moves, counted from the end.
@@ -88,6 +101,7 @@ class Wavefront:
       height: rows that one program makes. reads: blocks that a few rows of a step read. alone:
         blocks that one row reads.
       machine: for which its rows are placed.
+      stored: what is stored of each step's values behind the carries.
     """
 
     body: jex.ClosedJaxpr
@@ -99,6 +113,7 @@ class Wavefront:
     reads: Reads
     alone: Reads
     machine: CostModel = field(repr=False, compare=False)
+    stored: tuple[StoredRows, ...] = ()
 
     @property
     def consts(self) -> list:
@@ -184,27 +199,29 @@ def wavefronts(
     periodic: Sequence[set],
     length: int,
     machine: CostModel,
+    along: int,
+    stored: tuple[StoredRows, ...] = (),
 ) -> Iterator[tuple[Wavefront, Cost]]:
-    """Wavefronts of at most `length` steps, each with its price."""
-    for along in ALONG:
-        if not _all_have_rows(body.jaxpr, counts, periodic, along):
-            continue
-        shortest = min(var.aval.shape[-along] for var in body.jaxpr.invars[counts[0] : sum(counts)])
-        for rows in (count for count in ROWS if count <= shortest):
-            try:
-                reads, alone = (Reads.of(body.jaxpr, along, count) for count in (rows, 1))
-            except (NeedsWhole, Unfusable, UnsupportedOp, NotImplementedError):
-                break
-            wave = Wavefront(
-                body, counts, tuple(map(frozenset, periodic)), along, 1, rows, reads, alone, machine
-            )
-            # Rows that do not depend on others need no wavefront: they are tiles without halos.
-            if (
-                wave.lag
-                and all(_is_wavefront(wave, row_reads) for row_reads in (reads, alone))
-                and _wraps_once(wave)
-            ):
-                yield from _sized(wave, length, machine)
+    """Wavefronts of at most `length` steps in one dimension, each with its price."""
+    if not _all_have_rows(body.jaxpr, counts, periodic, along):
+        return
+    carries = body.jaxpr.invars[counts[0] : sum(counts)]
+    shortest = min(var.aval.shape[-along] for var in carries)
+    axes = [*(var.aval.ndim - along for var in carries), *(part.axis for part in stored)]
+    borders = tuple(map(frozenset, periodic))
+    for rows in (count for count in ROWS if count <= shortest):
+        try:
+            reads, alone = (Reads.of(body.jaxpr, axes, count) for count in (rows, 1))
+        except (NeedsWhole, Unfusable, UnsupportedOp, NotImplementedError):
+            break
+        wave = Wavefront(body, counts, borders, along, 1, rows, reads, alone, machine, stored)
+        # Rows that do not depend on others need no wavefront: they are tiles without halos.
+        if (
+            wave.lag
+            and all(_is_wavefront(wave, row_reads) for row_reads in (reads, alone))
+            and _wraps_once(wave)
+        ):
+            yield from _sized(wave, length, machine)
 
 
 def _all_have_rows(
@@ -212,9 +229,10 @@ def _all_have_rows(
 ) -> bool:
     """Do all carries have rows along the front, and all wrap around, or none?"""
     carries = [array_aval(var) for var in body.invars[counts[0] : sum(counts)]]
-    if not carries or any(
-        isinstance(var, jex.Literal) or array_aval(var).ndim < along
-        for var in (*body.invars[counts[0] : sum(counts)], *body.outvars)
+    if (
+        not carries
+        or any(isinstance(var, jex.Literal) for var in body.outvars)
+        or any(carry.ndim < along for carry in carries)
     ):
         return False
     extents = {carry.shape[-along] for carry in carries}
@@ -302,8 +320,12 @@ def price(wave: Wavefront, machine: CostModel) -> Cost | None:
         2 * sum(nbytes(carry.aval) for carry in wave.carries) / machine.near_bandwidth,
     )
     compute = overlapped(arithmetic, trips) * idle * wave.steps * repeated
-    moved = sum(nbytes(var.aval) for var in (*wave.operands, *wave.carries))
-    memory = sum(
+    stored = wave.steps * sum(
+        math.prod(part.shape) * itemsize(var)
+        for part, var in zip(wave.stored, wave.body.jaxpr.outvars[len(wave.carries) :])
+    )
+    moved = stored + sum(nbytes(var.aval) for var in (*wave.operands, *wave.carries))
+    memory = 2 * stored / machine.far_bandwidth(stored) + sum(
         3 * nbytes(carry.aval) / machine.far_bandwidth(nbytes(carry.aval)) for carry in wave.carries
     )
     seconds = overlapped(compute, memory) + machine.launch_seconds

@@ -11,7 +11,7 @@ kernel length // steps times, and a shorter one for the rest. A wavefront
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import jax
@@ -20,20 +20,22 @@ from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
+from pbkern.core.jaxprs import leading_to
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable
 from pbkern.fuse.access.rules import NeedsWhole, whole
 from pbkern.fuse.cost.kinds import SINGLE_PASS, VIEWS, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
-from pbkern.fuse.graph import Edge, Inner, Node, Partition
+from pbkern.fuse.graph import Edge, Inner, Node, Partition, order
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.tiling.block_options import FEW_OUTER_ELEMENTS
 from pbkern.fuse.tiling.block_search import Schedule, search
-from pbkern.fuse.tiling.time_skewing import Wavefront, price, wavefronts
+from pbkern.fuse.tiling.time_skewing import ALONG, StoredRows, Wavefront, price, wavefronts
 
 from .limits import TimeTilingLimits
 from .periodic_borders import continued, periodic_dimensions, reach, with_periodic_halos
+from .step_values import StepValues, step_values
 from .windows_as_slices import as_slices, is_window
 
 # Steps per kernel that are tried, in this order. More steps take longer to compile.
@@ -48,12 +50,13 @@ class TimeBlocks:
     rest: Inner | None
 
 
-def is_stencil(parts: Partition, body: jex.Jaxpr, limits: TimeTilingLimits) -> bool:
-    """Is it groups of cheap equations with small halos that make an array?"""
-    local = all(_is_local(eqn, limits) for node in parts.nodes for eqn in node.eqns)
+def is_stencil(parts: Partition, body: jex.Jaxpr, carries: int, limits: TimeTilingLimits) -> bool:
+    """Is it groups, and do cheap equations with small halos make the `carries`, arrays among them?"""
+    results = [var for var in body.outvars[:carries] if not isinstance(var, jex.Literal)]
+    local = all(_is_local(eqn, limits) for eqn in leading_to(body.eqns, results))
     kinds = {node.kind for node in parts.nodes}
     ours = "group" in kinds and kinds <= {"group", "alias"}
-    return ours and local and max(array_aval(var).ndim for var in body.outvars) > 0
+    return ours and local and max((array_aval(var).ndim for var in results), default=0) > 0
 
 
 def _is_local(eqn, limits: TimeTilingLimits) -> bool:
@@ -73,22 +76,23 @@ def tile_time(
     length: int,
     machine: CostModel,
     limits: TimeTilingLimits,
+    partition: Callable[[jex.ClosedJaxpr], Partition],
 ) -> TimeBlocks | None:
     """The number of steps per kernel that the model prefers; None for one step.
 
-    `body`: (*consts, *carries, *elements of xs) -> carries. `counts`: numbers of consts and carries. `parts`: its partition.
+    `body`: (*consts, *carries, *elements of xs) -> (*carries, *values of the step). `counts`: numbers of consts and
+    carries. `parts`: its partition. `partition`: partitions what computes values of several steps.
     """
-    if not is_stencil(parts, body.jaxpr, limits):
+    if not is_stencil(parts, body.jaxpr, counts[1], limits):
         return None
-    step = _step(body, counts, limits)
     seconds = (sum(node.seconds for node in parts.nodes) + _copying(body.jaxpr, machine)) * length
-    fronts = [
-        _OverlappedBody(*front)
-        for front in wavefronts(step.body, counts, step.periodic, length, machine)
-    ]
+    step = _step(body, counts, limits)
+    fronts = list(fronts_of(body, step, counts, length, machine, limits, partition))
     # A wavefront of as many steps as a tile ever takes is less work than the tile: no search is
-    # needed.
-    tiles = not any(tiled.wave.steps >= min(length, max(STEPS, default=0)) for tiled in fronts)
+    # needed. Tiles have no values per step.
+    tiles = len(body.jaxpr.outvars) == counts[1] and not any(
+        tiled.wave.steps >= min(length, max(STEPS, default=0)) for tiled in fronts
+    )
     best, seconds = _best_tile(step, length, seconds, machine, limits) if tiles else (None, seconds)
     for front in fronts:
         total = front.cost.seconds * -(-length // front.steps)
@@ -101,6 +105,30 @@ def tile_time(
     if left and rest is None:
         return None
     return TimeBlocks(best.inner(), None if rest is None else rest.inner())
+
+
+def fronts_of(
+    body: jex.ClosedJaxpr,
+    step: _Step,
+    counts: tuple[int, int],
+    length: int,
+    machine: CostModel,
+    limits: TimeTilingLimits,
+    partition: Callable[[jex.ClosedJaxpr], Partition],
+) -> Iterator[_OverlappedBody]:
+    """Wavefronts in every dimension; arguments as in `tile_time`. `step`: the body with its borders."""
+    for along in ALONG:
+        values = None
+        if len(body.jaxpr.outvars) > counts[1]:
+            values = step_values(body, counts, along)
+            if values is None:
+                continue
+            step = _step(values.body, counts, limits)
+        stored = values.stored if values else ()
+        for wave, cost in wavefronts(
+            step.body, counts, step.periodic, length, machine, along, stored
+        ):
+            yield _OverlappedBody(wave, cost, values, partition)
 
 
 def _best_tile(
@@ -158,26 +186,47 @@ class _Unrolled:
         return _unrolled(step, steps, machine, limits)
 
 
-# (*consts, *carries, *xs) -> carries after some steps of a loop's body
+# (*consts, *carries, *xs) -> carries after some steps of a loop's body, and parts stored of each step
 time_steps_p = jex.Primitive("time_steps")
 time_steps_p.multiple_results = True
 
 
 @time_steps_p.def_abstract_eval
-def _time_steps_type(*_, body: jex.ClosedJaxpr, steps: int):
-    return [var.aval for var in body.jaxpr.outvars]
+def _time_steps_type(*_, body: jex.ClosedJaxpr, steps: int, stored: tuple[StoredRows, ...]):
+    results = body.jaxpr.outvars
+    carries = len(results) - len(stored)
+    return [var.aval for var in results[:carries]] + [
+        jax.core.ShapedArray((steps, *part.shape), var.aval.dtype)
+        for part, var in zip(stored, results[carries:])
+    ]
 
 
 @dataclass(frozen=True)
 class _OverlappedBody:
-    """Several steps as one wavefront kernel, without blocks."""
+    """Several steps as one wavefront kernel, without blocks; `values` of each step follow behind it."""
 
     wave: Wavefront
     cost: Cost
+    values: StepValues | None
+    partition: Callable[[jex.ClosedJaxpr], Partition]
 
     @property
     def steps(self) -> int:
         return self.wave.steps
+
+    def several(self, *args) -> list:
+        """(*consts, *carries, *xs) -> (*carries, *values of the steps)."""
+        wave, (first, carries) = self.wave, self.wave.counts
+        results = time_steps_p.bind(*args, body=wave.body, steps=wave.steps, stored=wave.stored)
+        if self.values is None:
+            return results
+        finish = jax.vmap(
+            jex.jaxpr_as_fun(self.values.finish),
+            (None,) * first + (0,) * (len(args) - first - carries + len(wave.stored)),
+            axis_size=wave.steps,
+        )
+        values = finish(*args[:first], *args[first + carries :], *results[carries:])
+        return [*results[:carries], *values]
 
     def inner(self) -> Inner:
         wave = self.wave
@@ -189,15 +238,16 @@ class _OverlappedBody:
             jax.ShapeDtypeStruct(shape, var.aval.dtype)
             for shape, var in zip(shapes, wave.body.jaxpr.invars)
         ]
-        jaxpr = jax.make_jaxpr(
-            lambda *args: time_steps_p.bind(*args, body=wave.body, steps=wave.steps)
-        )(*avals).jaxpr
-        (eqn,) = jaxpr.eqns
+        jaxpr = retrace(jax.make_jaxpr(self.several)(*avals), {}).jaxpr
+        eqn = next(eqn for eqn in jaxpr.eqns if eqn.primitive is time_steps_p)
+        behind = [each for each in jaxpr.eqns if each is not eqn]
         operand = dict(zip(wave.body.jaxpr.invars, jaxpr.invars))
         reads = [
             (operand[var], tuple(map(whole, operand[var].aval.shape))) for var in wave.operands
         ]
-        makes = [(var, wave.made_by_program(var)) for var in eqn.outvars]
+        carries = wave.counts[1]
+        makes = [(var, wave.made_by_program(var)) for var in eqn.outvars[:carries]]
+        makes += [(var, tuple(map(whole, var.aval.shape))) for var in eqn.outvars[carries:]]
         schedule = Schedule(
             (wave.programs,),
             (wave.height,),
@@ -213,14 +263,22 @@ class _OverlappedBody:
             f"{wave.steps} steps in time follow each other in one kernel",
             after=self.cost.seconds,
         )
-        return Inner(jaxpr, Partition([node], [why]), [node], wave.steps)
+        parts = Partition([node], [why])
+        if behind:
+            after = self.partition(
+                jex.ClosedJaxpr(
+                    jaxpr.replace(invars=[*jaxpr.invars, *eqn.outvars], eqns=behind), ()
+                )
+            )
+            parts = Partition([node, *after.nodes], [why, *after.edges])
+        return Inner(jaxpr, parts, order(parts.nodes, jaxpr.invars), wave.steps)
 
     def shorter(
         self, step: _Step, steps: int, machine: CostModel, limits: TimeTilingLimits
     ) -> _OverlappedBody | None:
         wave = replace(self.wave, steps=steps)
         cost = price(wave, machine)
-        return _OverlappedBody(wave, cost) if cost is not None else None
+        return replace(self, wave=wave, cost=cost) if cost is not None else None
 
 
 @dataclass(frozen=True)
