@@ -660,6 +660,16 @@ def stage_unknown(
     return results
 
 
+def set_partial_rule(primitive, rule: Callable) -> None:
+    """Makes rule(trace, *tracers, **params) say what of a primitive waits for operands that are unknown yet."""
+    partial_eval.custom_partial_eval_rules[primitive] = rule
+
+
+def partly_evaluated(trace, primitive, tracers: Sequence, params: dict) -> list:
+    """Binds a primitive where all operands are known, and records an equation otherwise."""
+    return trace.default_process_primitive(primitive, tracers, params)
+
+
 def known_value(tracer):
     """A tracer's value under partial evaluation; `is_known` first."""
     return tracer.pval.get_known()

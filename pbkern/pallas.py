@@ -167,7 +167,8 @@ def _jvp(stock: Callable, primals, tangents, *, interpret, **params):
                 "operands and results of 16 or more bits",
             )
     held = [held_like(primals[n], type_.dtype) for n, type_ in zip(imported.operands, types)]
-    return results, kernel_tangents(kernel_p, kernel, held, moved)
+    stored = [held_like(x, type_.dtype) for x, type_ in zip(results, kernel.out_types)]
+    return results, kernel_tangents(kernel_p, kernel, held, stored, moved)
 
 
 def _native(ctx, nodes, params: dict):

@@ -311,7 +311,8 @@ class _Retrace:
 
     def step(self, eqn, operands: list, wanted: set) -> Sequence:
         if _keeps_rules(eqn):
-            return bind_again(eqn, operands)
+            results = self.rewrite(eqn, *operands) if self.rewrite else None
+            return bind_again(eqn, operands) if results is None else results
         inner = called_jaxpr(eqn)
         if inner is not None:
             return self.run(inner.jaxpr, inner.consts, operands)

@@ -74,6 +74,11 @@ def softmax(rows=19, columns=33, block=8):
     return Case(kernel, jax.nn.softmax, (numbers(rows, columns),))
 
 
+def whole_softmax():
+    """No block reaches over an edge, so that the derivative reads the result."""
+    return softmax(rows=16, columns=9)
+
+
 def matmul(size=48, block=16):
     """The sum over a sequential dimension lives in scratch."""
 
@@ -409,7 +414,7 @@ def mean_of_squares(size=40, block=8):
 CASES = {
     case.__name__: case
     for case in (
-        layer_norm, softmax, matmul, matmul_in_results, attention, stencil, prefix_sum, recurrence, segment_sum,
+        layer_norm, softmax, whole_softmax, matmul, matmul_in_results, attention, stencil, prefix_sum, recurrence, segment_sum,
         picked_rows, histogram, loops, rounds_of_programs, masked_edges, updated_in_place, mean_of_squares,
     )
 }  # fmt: skip

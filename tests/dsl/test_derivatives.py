@@ -16,6 +16,7 @@ from pbkern.dsl.transformations.backward import backward_plan
 from pbkern.dsl.transformations.tangent import tangent_kernel
 
 from .differentiable_kernels import (
+    BS,
     CASES,
     Case,
     attention,
@@ -26,6 +27,7 @@ from .differentiable_kernels import (
     numbers,
     order,
     prefix_sum,
+    recurrence,
     rounds_of_programs,
     s,
     stencil,
@@ -33,7 +35,15 @@ from .differentiable_kernels import (
 
 # Relative to the largest element of the exact derivative, some tens of float32's spacing.
 ROUNDING = 3e-6
-SMALL = ("layer_norm", "recurrence", "segment_sum", "rounds_of_programs", "histogram")
+SMALL = (
+    "layer_norm",
+    "whole_softmax",
+    "matmul",
+    "recurrence",
+    "segment_sum",
+    "rounds_of_programs",
+    "histogram",
+)
 
 
 def close(got, want):
@@ -123,7 +133,7 @@ AROUND = {
     "vmap of one operand's gradient": lambda f, xs: jax.vmap(
         lambda x: gradients(f, [x, *xs[1:]])
     )(jnp.stack([xs[0], xs[0] / 2])),
-    "linearize": lambda f, xs: jax.linearize(f, *xs)[1](*map(jnp.ones_like, xs)),
+    "linearize": lambda f, xs: jax.linearize(f, *xs)[1](*map(jnp.cos, xs)),
     "gradient of gradient": lambda f, xs: gradients(lambda *xs: gradients(f, xs), xs),
     "tangents of gradient": lambda f, xs: pushed(lambda *xs: gradients(f, xs), xs),
     "gradient of tangents": lambda f, xs: gradients(lambda *xs: pushed(f, xs)[1], xs),
@@ -250,10 +260,10 @@ def out_shape(case: Case):
 
 
 def test_explain_names_the_backward_kernel():
-    case = matmul()
+    case = attention()
     text = str(pbkern.jit(lambda *xs: gradients(case.kernel, xs)).explain(*case.operands))
-    assert "matmul_backward" in text
-    assert "matmul_saving" in text
+    assert "attention_backward" in text
+    assert "attention_saving" in text
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "prefix_sum", "rounds_of_programs", "histogram"])
@@ -274,8 +284,151 @@ def test_only_states_that_the_derivative_reads_are_saved():
     assert (
         saved(layer_norm()) == saved(prefix_sum(square=False)) == saved(matmul_in_results()) == ()
     )
-    assert saved(matmul()) == (1,)
+    assert saved(recurrence()) == (1,)
     assert saved(attention()) == (1, 2, 3)
+
+
+def test_what_a_result_holds_is_read_there():
+    """tanh's derivative follows from the result, which the last step of a sum stores: no sums are saved."""
+    case = matmul()
+    plan = backward_plan(case.traced(), case.active)
+    assert (plan.read, plan.saved) == ((0,), ())
+    assert "tanh" not in plan.backward.source()
+    unread = backward_plan(case.traced(), case.active, known=())
+    assert (unread.read, unread.saved) == ((), (1,))
+
+
+@pytest.mark.parametrize(("function", "is_read"), [(jnp.exp, True), (jnp.sin, False)])
+def test_only_results_that_are_read_stay_in_memory(function, is_read):
+    case = of_whole_arrays(function, numbers(3, 5))
+    result, pull = jax.vjp(case.kernel, *case.operands)
+    held = [np.array_equal(x, result) for x in jax.tree.leaves(pull) if x.shape == result.shape]
+    assert any(held) == is_read
+
+
+def test_a_result_is_not_read_where_computing_again_costs_less():
+    """One multiplication, of an operand that is read anyway."""
+
+    def body(x, doubled, o):
+        doubled[...] = x[...] * 2
+        o[...] = jnp.sin(x[...] * 2) * x[...]
+
+    kernel = pbkern.kernel(body, out_shape=[s(4096), s(4096)])
+    case = Case(kernel, lambda x: (x * 2, jnp.sin(x * 2) * x), (numbers(4096),))
+    assert backward_plan(case.traced(), case.active).read == ()
+    close(pulled(kernel, case.operands), exactly(pulled, case))
+
+
+QUOTIENTS = {
+    "softmax of a kernel": lambda x, axis: weights_of(x, axis, x.max(axis, keepdims=True)),
+    "without a maximum": lambda x, axis: weights_of(x, axis, 0.0),
+    "less something else": lambda x, axis: weights_of(x, axis, x[:1, :1] * 2),
+    "jax.nn": lambda x, axis: jax.nn.softmax(x, axis),
+}
+OTHERS = {
+    "less what varies": lambda x, axis: weights_of(x, axis, x * x),
+    "of another sum": lambda x, axis: jnp.exp(x) / jnp.exp(2 * x).sum(axis, keepdims=True),
+    "of a sum along the other axis": lambda x, axis: jnp.exp(x) / jnp.exp(x).sum(1 - axis, keepdims=True),
+    "of a sum that lies across": lambda x, axis: jnp.exp(x) / jnp.exp(x).sum(axis).reshape(-1, 1)[: len(x)].mean(),
+    "times a number": lambda x, axis: jnp.exp(x) / (2 * jnp.exp(x).sum(axis, keepdims=True)),
+}  # fmt: skip
+
+
+def weights_of(x, axis, shift):
+    exponentials = jnp.exp(x - shift)
+    return exponentials / exponentials.sum(axis, keepdims=True)
+
+
+def of_whole_arrays(function, x):
+    def body(x, o):
+        o[...] = function(x[...])
+
+    return Case(pbkern.kernel(body, out_shape=s(*x.shape)), function, (x,))
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    st.sampled_from(sorted(QUOTIENTS)),
+    st.integers(1, 7),
+    st.integers(1, 9),
+    st.sampled_from([0, 1]),
+)
+def test_quotients_of_exponentials_are_read_from_the_result(name, rows, columns, axis):
+    case = of_whole_arrays(lambda x: QUOTIENTS[name](x, axis), numbers(rows, columns))
+    plan = backward_plan(case.traced(), case.active)
+    assert plan.read == (0,)
+    assert "exp(" not in plan.backward.source()
+    close(pulled(case.kernel, case.operands), exactly(pulled, case))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_quotients_keep_their_derivatives(name):
+    for axis in (0, 1):
+        case = of_whole_arrays(lambda x: OTHERS[name](x, axis), numbers(4, 4))  # noqa: B023
+        close(pulled(case.kernel, case.operands), exactly(pulled, case))
+
+
+def test_a_sum_across_a_square_is_no_softmax():
+    """The divisor repeats along the axis that was not summed."""
+
+    def across(x):
+        return jnp.exp(x) / jnp.broadcast_to(jnp.exp(x).sum(1), x.shape)
+
+    case = of_whole_arrays(across, numbers(4, 4))
+    close(pulled(case.kernel, case.operands), exactly(pulled, case))
+
+
+def with_epilogue(epilogue, size=32, block=8, exact=True):
+    """A product in steps. `exact`: the result is stored in the last of them, once."""
+
+    def body(a, b, o, acc):
+        step = pbkern.program_id(2)
+
+        @pbkern.when(step == 0)
+        def _():
+            acc[...] = jnp.zeros_like(acc)
+
+        acc[...] += a[...] @ b[...]
+
+        @pbkern.when(step == pbkern.num_programs(2) - 1 if exact else step >= 1)
+        def _():
+            o[...] = epilogue(acc[...] / size)
+
+    shape = (block, block)
+    kernel = pbkern.kernel(
+        body, grid=(size // block,) * 3, out_shape=s(size, size),
+        in_specs=[BS(shape, lambda i, j, k: (i, k)), BS(shape, lambda i, j, k: (k, j))],
+        out_specs=BS(shape, lambda i, j, k: (i, j)), scratch_shapes=[pbkern.Scratch(shape, jnp.float32)],
+    )  # fmt: skip
+    operands = numbers(size, size), numbers(size, size, seed=1)
+    return Case(kernel, lambda a, b: epilogue(a @ b / size), operands)
+
+
+EPILOGUES = {
+    "exp": (jnp.exp, True),
+    "sigmoid": (jax.nn.sigmoid, True),
+    "relu": (jax.nn.relu, True),  # the result is positive where its argument is
+    "sqrt of exp": (lambda x: jnp.sqrt(jnp.exp(x)), False),
+    "gelu": (jax.nn.gelu, False),
+    "silu": (jax.nn.silu, False),
+}
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_epilogues_whose_derivatives_follow_from_the_result(name):
+    epilogue, follows = EPILOGUES[name]
+    case = with_epilogue(epilogue)
+    plan = backward_plan(case.traced(), case.active)
+    assert plan.saved == (() if follows else (1,))
+    close(pulled(case.kernel, case.operands), exactly(pulled, case))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_results_that_are_stored_again_are_read_in_the_last_program(exact):
+    case = with_epilogue(jnp.tanh, exact=exact)
+    plan = backward_plan(case.traced(), case.active)
+    assert plan.read == ((0,) if exact else ())
+    close(pulled(case.kernel, case.operands), exactly(pulled, case))
 
 
 def test_custom_rules_around_a_kernel_win():
@@ -428,17 +581,35 @@ RULES = {
 }
 
 
+def stored(x, o, function):
+    o[...] = function(x[...])
+
+
+def stored_in_a_branch(x, o, function):
+    @pbkern.when(x[0] == 0)
+    def _():
+        o[...] = function(x[...])
+
+
+def stored_in_a_loop(x, o, function):
+    @pbkern.loop(0, 4)
+    def _(row):
+        o[row] = function(x[row])
+
+
+@pytest.mark.parametrize("store", [stored, stored_in_a_branch, stored_in_a_loop])
 @pytest.mark.parametrize("rule", RULES)
-def test_rules_inside_bodies_win(rule):
+def test_rules_inside_bodies_win(rule, store):
     @pbkern.kernel(out_shape=s(4))
     def kernel(x, o):
-        o[...] = RULES[rule](x[...])
+        store(x, o, RULES[rule])
 
     x = jnp.array([0.0, 1, -2, 3.25])
     stacked = [jnp.stack([x, 2 * x])]
     close(gradients(jax.vmap(kernel), stacked), gradients(jax.vmap(RULES[rule]), stacked))
     twice = AROUND["gradient of gradient"]
-    close(twice(kernel, [x]), twice(RULES[rule], [x]))
+    if (rule, store) != ("custom_jvp", stored_in_a_loop):  # JAX's own loops have the rule once
+        close(twice(kernel, [x]), twice(RULES[rule], [x]))
     if rule != "custom_vjp":  # which has no tangents
         close(pushed(kernel, [x]), pushed(RULES[rule], [x]))
 
@@ -468,7 +639,7 @@ def test_large_parts_are_not_worth_their_memory():
 
 def test_what_one_branch_reads_is_computed_there():
     """The product of the last step is no part of the other steps."""
-    case = matmul()
+    case = with_epilogue(jax.nn.gelu)
     backward = backward_plan(case.traced(), case.active).backward
     products = [eqn.primitive.name for eqn in backward.body.jaxpr.eqns].count("dot_general")
     assert products == 2

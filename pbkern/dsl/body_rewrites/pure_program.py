@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import retrace, retrace_into, rules_kept
+from pbkern.core.jaxprs import WITH_RULES, retrace, retrace_into, rules_kept
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.primitives.ref_access import is_ref_access
@@ -25,10 +25,15 @@ from pbkern.dsl.primitives.ref_access import is_ref_access
 from .contents import access_of, read, written
 from .counted_indices import CountedIndices, rounds_of
 from .derivative_refusals import refuse_arrays_of_indices
+from .softmax_rules import with_softmax_rules
 
 NUMBER = jax.core.ShapedArray((), np.dtype(np.int32))
 # Equations that only report what happens: the kernel itself has done so.
 REPORTS = ("check", "debug_print", "debug_callback", "breakpoint")
+# An equation with a derivative of its own: JAX inlines it in branches and loops whose Refs become values.
+closed_p = jex.Primitive("pbkern_closed")
+closed_p.multiple_results = True
+closed_p.def_abstract_eval(lambda *_, eqn: [_jax.fresh_aval(var.aval) for var in eqn.outvars])
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def pure_program(kernel: Kernel) -> PureProgram:
         refs = [_jax.ref_aval(*type_) for type_ in state]
         traced = jax.make_jaxpr(run)(*[NUMBER] * rank, *sides, *blocks, *refs)
         contents, _ = _jax.needed_operands(_jax.of_contents(traced), [True] * len(state))
-        function = retrace(contents)
+        function = with_softmax_rules(retrace(contents, _opened))
     return PureProgram(function, tuple(ArrayType(*type_) for type_ in state))
 
 
@@ -84,6 +89,8 @@ def _trace(kernel: Kernel, place: Sequence, inside: Sequence, memory: Sequence) 
 
     def rewrite(eqn, *operands) -> list | None:
         name, params = eqn.primitive.name, eqn.params
+        if name in WITH_RULES:
+            return closed_p.bind(*operands, eqn=eqn)
         if name in REPORTS:
             return [None] * len(eqn.outvars)
         if name == "program_id":
@@ -102,6 +109,10 @@ def _trace(kernel: Kernel, place: Sequence, inside: Sequence, memory: Sequence) 
         return _folded(eqn, operands)
 
     retrace_into(kernel.differentiable.jaxpr, (), memory, rewrite)
+
+
+def _opened(eqn, *operands) -> list | None:
+    return _jax.bind_again(eqn.params["eqn"], operands) if eqn.primitive is closed_p else None
 
 
 def _bounded(eqn, operands: Sequence, most: int, rewrite: Callable) -> list:

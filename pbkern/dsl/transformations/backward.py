@@ -5,8 +5,8 @@ behind, and gives those of what that saw: `jax.vjp` of the program as a pure fun
 depend on those before them, by scratch or by blocks of results that several of them visit, the
 backward kernel walks the grid backwards: cotangents of scratch wait in scratch, those of results in
 their array. The state before each program is then saved by a second run of the kernel, as far as the
-derivative reads it. Blocks of operands that several programs read get sums over these programs, in
-order.
+derivative reads it. Values that a result holds are read from there. Blocks of operands that several
+programs read get sums over these programs, in order.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.jaxprs import retrace_into, rules_kept
 from pbkern.core.lazy_dataclass import dataclass
+from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.body_rewrites.derivative_refusals import refuse, refuse_order, refuse_views
 from pbkern.dsl.body_rewrites.pure_program import pure_program
 from pbkern.dsl.interpret import parallel_dims
@@ -39,10 +40,12 @@ from .blocks import (
     are_apart,
     are_everywhere,
     inside,
+    ragged_axes,
     sequential_dims,
     with_repeats_outside,
     with_zeros_outside,
 )
+from .known_results import program_seconds, with_known_results
 from .running_sums import with_shared_sums
 from .sinking import sunk
 from .tangent import Absent, is_differentiable, values_kept, without_stores
@@ -55,7 +58,12 @@ MOST_ADDED = 16
 
 
 def cotangents(
-    primitive, kernel: Kernel, active: tuple[bool, ...], operands: Sequence, given: Sequence
+    primitive,
+    kernel: Kernel,
+    active: tuple[bool, ...],
+    operands: Sequence,
+    known: Mapping[int, jax.Array],
+    given: Sequence,
 ) -> list:
     """Cotangents of a kernel's active operands.
 
@@ -64,14 +72,16 @@ def cotangents(
       kernel: has no last stage.
       active: which of its operands.
       operands: of the kernel.
+      known: number of a result -> the result, of those that may be read.
       given: cotangents of its differentiable results.
     """
-    plan = backward_plan(kernel, active)
+    plan = backward_plan(kernel, active, tuple(known))
+    read = [known[n] for n in plan.read]
     saved: Sequence = ()
     if plan.saving is not None:
         saved = primitive.bind(*operands, kernel=plan.saving)[-len(plan.saved) :]
     zeros = [jnp.zeros(type_.shape, type_.dtype) for type_ in plan.sums]
-    results = primitive.bind(*operands, *given, *saved, *zeros, kernel=plan.backward)
+    results = primitive.bind(*operands, *read, *given, *saved, *zeros, kernel=plan.backward)
     by_operand = dict(zip(plan.operands, results))
     return [_total(by_operand[n], kernel.inputs[n].array) for n, has in enumerate(active) if has]
 
@@ -92,8 +102,9 @@ class BackwardPlan:
     """The kernels of a backward pass.
 
     Attributes:
-      backward: (operands of the kernel, cotangents of its results, saved states, zeros) ->
-        cotangents, some of them sums in parts, stacked along leading dimensions.
+      backward: (operands of the kernel, results that are read, cotangents of its results, saved
+        states, zeros) -> cotangents, some of them sums in parts, stacked along leading dimensions.
+      read: numbers of the results that are read.
       operands: which operand of the kernel each result of `backward` is the cotangent of; None for
         contents of results that nobody asks for.
       sums: types of the results that begin as zeros.
@@ -102,6 +113,7 @@ class BackwardPlan:
     """
 
     backward: Kernel
+    read: tuple[int, ...]
     operands: tuple[int | None, ...]
     sums: tuple[ArrayType, ...]
     saving: Kernel | None
@@ -109,16 +121,43 @@ class BackwardPlan:
 
 
 @functools.lru_cache(maxsize=256)
-def backward_plan(kernel: Kernel, active: tuple[bool, ...]) -> BackwardPlan:
-    """Makes the kernels. UnsupportedKernel, at the user's line, for bodies that are not differentiated."""
+def backward_plan(
+    kernel: Kernel, active: tuple[bool, ...], known: tuple[int, ...] | None = None
+) -> BackwardPlan:
+    """Makes the kernels. UnsupportedKernel, at the user's line, for bodies that are not differentiated.
+
+    `known`: numbers of results that may be read; None for all.
+    """
     refuse(kernel)
     refuse_views(kernel)
     with jax.enable_x64(True):  # every type is explicit by now
-        derivative = _Derivative(kernel, active)
+        derivative = _Derivative(
+            kernel, active, range(len(kernel.outputs)) if known is None else known
+        )
         backward = derivative.kernel()
     saved = derivative.saved
     saving = saving_kernel(kernel, saved) if saved else None
-    return BackwardPlan(backward, derivative.operands, derivative.sums, saving, saved)
+    return BackwardPlan(
+        backward, derivative.read, derivative.operands, derivative.sums, saving, saved
+    )
+
+
+@dataclass(frozen=True)
+class _Pulled:
+    """A program's derivative.
+
+    Attributes:
+      function: (the program's operands, cotangents of states after it, blocks of `read`) ->
+        cotangents of blocks, then of states before it.
+      operands: numbers of operands that it reads.
+      read: numbers of results that it reads.
+      saved: numbers of states before the program that it reads, of those that others may leave behind.
+    """
+
+    function: jex.ClosedJaxpr
+    operands: tuple[int, ...]
+    read: tuple[int, ...]
+    saved: tuple[int, ...]
 
 
 class _Derivative:
@@ -133,9 +172,10 @@ class _Derivative:
         there before may be read, or stay.
       stored: numbers of states whose cotangents before a program are stored for those before it.
       saved: numbers of states whose values before each program are saved.
+      read: numbers of results whose blocks are read.
     """
 
-    def __init__(self, kernel: Kernel, active: tuple[bool, ...]) -> None:
+    def __init__(self, kernel: Kernel, active: tuple[bool, ...], known: Sequence[int]) -> None:
         self.source, self.program = kernel, pure_program(kernel)
         self.shared = dict(kernel.aliases)
         self.blocks = [n for n, has in enumerate(active) if has and n not in self.shared]
@@ -154,8 +194,8 @@ class _Derivative:
         if is_ordered:
             refuse_order(kernel)
         self.stored = [n for n in self.states if n in self.in_place or n in self.carried]
-        self.function, read = self._pulled()
-        self.saved = tuple(n for n in read if n in visited_again or n in self.carried)
+        chosen = self._pulled(known, self.carried | visited_again)
+        self.function, self.read, self.saved = chosen.function, chosen.read, chosen.saved
         self.moving = self._moving()
         self.sums = tuple(m.array for m in self.moving if not self._is_once(m))
         operands = {output: n for n, output in self.shared.items()}
@@ -223,8 +263,8 @@ class _Derivative:
             leads |= reached
         return leads - set(range(first))
 
-    def pulled(self, place, sides, blocks, state, given) -> tuple[list, list]:
-        """Cotangents of blocks and of states before a program, from those of states after it."""
+    def pulled(self, place, sides, blocks, state, given) -> tuple[list, list, list]:
+        """Cotangents of blocks and of states before a program, from those of states after it; results' blocks after it."""
 
         def after(moving_blocks, moving_states):
             states = [*state]
@@ -236,13 +276,21 @@ class _Derivative:
             for n, output in self.shared.items():
                 values[n] = states[output]
             result = self.program(place, sides, values, states)
-            return [result[n] for n in self.states]
+            return [result[n] for n in self.states], result[: len(self.source.outputs)]
 
-        _, pull = jax.vjp(after, [blocks[n] for n in self.blocks], [state[n] for n in self.states])
-        return pull(list(given))
+        _, pull, results = jax.vjp(
+            after,
+            [blocks[n] for n in self.blocks],
+            [state[n] for n in self.states],
+            has_aux=True,
+        )
+        return *pull(list(given)), results
 
-    def _pulled(self) -> tuple[jex.ClosedJaxpr, list[int]]:
-        """(`pulled` with the results that are stored, states whose values before a program it reads)."""
+    def _pulled(self, known: Sequence[int], lasting: set[int]) -> _Pulled:
+        """The cheapest way to the cotangents that are stored.
+
+        `known`: results that may be read. `lasting`: states that a program may read as another one left them.
+        """
         avals = self.program.function.in_avals
         rank, count = len(self.source.grid), len(self.program.state)
         num_blocks = len(self.source.inputs)
@@ -251,14 +299,42 @@ class _Derivative:
 
         def run(*args):
             parts = [args[a:b] for a, b in itertools.pairwise(ends)]
-            blocks, states = self.pulled(*parts, args[ends[-1] :])
-            return [*blocks, *states]
+            return list(itertools.chain(*self.pulled(*parts, args[ends[-1] :])))
 
         given = [avals[ends[3] + n] for n in self.states]
         closed = jax.make_jaxpr(run)(*avals, *given)
         stored = [True] * len(self.blocks) + [n in self.stored for n in self.states]
-        closed, used = _jax.needed_operands(closed, stored)
-        return sunk(with_shared_sums(closed)), [n for n in range(count) if used[ends[3] + n]]
+        stored += [False] * len(self.source.outputs)
+
+        def variant(reads: Sequence[int]) -> _Pulled:
+            function = with_known_results(self.source, closed, reads)
+            function, used = _jax.needed_operands(function, stored)
+            read = tuple(n for n, is_used in zip(reads, used[len(closed.in_avals) :]) if is_used)
+            if len(read) < len(reads):
+                return variant(read)
+            saved = tuple(n for n in range(count) if used[ends[3] + n] and n in lasting)
+            operands = tuple(n for n in range(num_blocks) if used[ends[2] + n])
+            return _Pulled(sunk(with_shared_sums(function)), operands, read, saved)
+
+        best = variant([n for n in known if not ragged_axes(self.source, self.source.outputs[n])])
+        for n in best.read:
+            without = variant([other for other in best.read if other != n])
+            best = min(without, best, key=self.seconds)
+        return best
+
+    def seconds(self, pulled: _Pulled) -> float:
+        """The predicted time of a derivative on the default machine, with what it reads and the states that it saves."""
+        machine, source, saved = DEFAULT_MACHINE, self.source, pulled.saved
+        steps = program_seconds(pulled.function.jaxpr, machine)
+        read = [source.inputs[n] for n in pulled.operands]
+        read += [source.outputs[n] for n in pulled.read]
+        moved = sum(mapping.array.nbytes for mapping in read)
+        if saved:
+            wanted = [n in saved for n in range(len(self.program.state))]
+            again, _ = _jax.needed_operands(self.program.function, wanted)
+            steps += program_seconds(again.jaxpr, machine)
+            moved += 2 * source.num_programs * sum(self.program.state[n].nbytes for n in saved)
+        return source.num_programs * steps + moved / machine.dram_bandwidth
 
     def kernel(self) -> Kernel:
         """The backward kernel."""
@@ -268,18 +344,20 @@ class _Derivative:
         moving = self.moving
         sums = [m for m in moving if not self._is_once(m)]
         saved = [state[n] for n in self.saved]
+        read = [source.outputs[n] for n in self.read]
         types = [
             *source.in_types,
+            *(m.array for m in read),
             *(m.array for m in results),
             *(ArrayType(source.grid + type_.shape, type_.dtype) for type_ in saved),
             *self.sums,
         ]
         specs = [
-            *map(order.spec, (*source.inputs, *results)),
+            *map(order.spec, (*source.inputs, *read, *results)),
             *(order.spec_per_program(type_.shape) for type_ in saved),
             *map(order.spec, sums),
         ]
-        first_sum, first_result = len(types) - len(sums), len(source.inputs)
+        first_sum, first_result = len(types) - len(sums), len(source.inputs) + len(read)
         aliases = [
             (first_sum + k, n)
             for k, n in enumerate(n for n, m in enumerate(moving) if not self._is_once(m))
@@ -316,10 +394,10 @@ class _Derivative:
         """Body of the backward kernel."""
         source, state = self.source, self.program.state
         results = [n for n in self.states if n < len(source.outputs)]
-        counts = [len(source.inputs), len(results), len(self.saved), len(self.sums)]
+        counts = [len(source.inputs), len(self.read), len(results), len(self.saved), len(self.sums)]
         counts += [len(self.blocks), len(self.in_place)]
         ends = np.cumsum([0, *counts])
-        operands, given, saved, _, moving, in_place = (
+        operands, read, given, saved, _, moving, in_place = (
             refs[a:b] for a, b in itertools.pairwise(ends)
         )
         cotangents = dict(zip(results, given)) | dict(zip(self.in_place, in_place))
@@ -347,7 +425,8 @@ class _Derivative:
                 after.append(with_zeros_outside(source, source.outputs[n], cotangents[n]))
             else:
                 after.append(waiting[n][...] if n in waiting else jnp.zeros_like(before[n]))
-        values = jex.jaxpr_as_fun(self.function)(*place, *sides, *blocks, *before, *after)
+        held = [ref[...] for ref in read]
+        values = jex.jaxpr_as_fun(self.function)(*place, *sides, *blocks, *before, *after, *held)
         for mapping, ref, value in zip(self.moving, moving, values):
             once = self._is_once(mapping)
             ref[...] = value if once else ref[...] + value.astype(ref.dtype)

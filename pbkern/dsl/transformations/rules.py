@@ -14,11 +14,12 @@ from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 
 from pbkern import _jax
+from pbkern.core.errors import UnsupportedKernel
 from pbkern.core.jaxprs import EXPANSIONS
 from pbkern.dsl.call import interpret_p, kernel_p
 from pbkern.dsl.kernel import Kernel
 
-from .backward import cotangents
+from .backward import backward_plan, cotangents
 from .batched import (
     aliased_operands,
     batch,
@@ -29,7 +30,8 @@ from .batched import (
 )
 from .tangent import is_differentiable, tangent_kernel, values_kept
 
-# Operands of a kernel, tangents of the active ones -> tangents of its differentiable results.
+# Operands of a kernel, the results in `known`, tangents of active operands -> tangents of differentiable results.
+# The results are there for the transpose.
 tangent_p = jex.Primitive("pbkern_tangent")
 tangent_p.multiple_results = True
 
@@ -46,11 +48,13 @@ def differentiated(
             primitive, last, [*results, *primals[split:]], [*moved, *tangents[split:]]
         )
     results = primitive.bind(*primals, kernel=kernel)
-    moved = kernel_tangents(primitive, kernel, primals, tangents)
+    moved = kernel_tangents(primitive, kernel, primals, results, tangents)
     return results, moved
 
 
-def kernel_tangents(primitive, kernel: Kernel, primals: Sequence, tangents: Sequence) -> list:
+def kernel_tangents(
+    primitive, kernel: Kernel, primals: Sequence, results: Sequence, tangents: Sequence
+) -> list:
     """Tangents of the results of a kernel without a last stage."""
     shared = {i for i, output in kernel.aliases if is_differentiable(kernel.outputs[output].array)}
     active = tuple(
@@ -58,7 +62,15 @@ def kernel_tangents(primitive, kernel: Kernel, primals: Sequence, tangents: Sequ
     )
     given = [ad.instantiate_zeros(tangents[n]) for n, has in enumerate(active) if has]
     moved = iter(
-        tangent_p.bind(*primals, *given, kernel=kernel, active=active, launch=primitive)
+        tangent_p.bind(
+            *primals,
+            *results,
+            *given,
+            kernel=kernel,
+            active=active,
+            known=tuple(range(len(kernel.outputs))),
+            launch=primitive,
+        )
         if any(active)
         else ()
     )
@@ -69,9 +81,16 @@ def kernel_tangents(primitive, kernel: Kernel, primals: Sequence, tangents: Sequ
     ]
 
 
-def _tangents(*operands, kernel: Kernel, active: tuple[bool, ...], launch) -> list:
+def _tangents(*operands, kernel: Kernel, active: tuple[bool, ...], known, launch) -> list:
+    primals, _, tangents = _parts(operands, active, known)
     tangent = tangent_kernel(kernel, active)
-    return launch.bind(*operands, kernel=tangent)[len(values_kept(kernel)) :]
+    return launch.bind(*primals, *tangents, kernel=tangent)[len(values_kept(kernel)) :]
+
+
+def _parts(operands: Sequence, active: Sequence, known: Sequence) -> tuple:
+    """(operands of the kernel, its results, tangents)."""
+    first, end = len(active), len(active) + len(known)
+    return operands[:first], operands[first:end], operands[end:]
 
 
 def _types(*_, kernel: Kernel, **params) -> list:
@@ -87,35 +106,49 @@ def _tangents_of_tangents(primals, tangents, **params):
     return jax.jvp(call, tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
 
 
-def _transposed(given: Sequence, *operands, kernel: Kernel, active, launch) -> list:
-    primals, tangents = operands[: len(active)], operands[len(active) :]
-    if any(map(ad.is_undefined_primal, primals)):
+def _transposed(given: Sequence, *operands, kernel: Kernel, active, known, launch) -> list:
+    primals, results, tangents = _parts(operands, active, known)
+    if any(map(ad.is_undefined_primal, (*primals, *results))):
         raise NotImplementedError("transpose of a kernel's tangents by what they are taken at")
-    back = cotangents(launch, kernel, active, primals, list(map(ad.instantiate_zeros, given)))
-    return [None] * len(primals) + [
+    given = list(map(ad.instantiate_zeros, given))
+    back = cotangents(launch, kernel, active, primals, dict(zip(known, results)), given)
+    return [None] * (len(primals) + len(results)) + [
         ct if ad.is_undefined_primal(tangent) else None for ct, tangent in zip(back, tangents)
     ]
 
 
-def _batched_tangents(args, dims, *, kernel: Kernel, active, **params):
+def _for_transpose(trace, *tracers, kernel: Kernel, active, known, launch) -> list:
+    """Stages the tangents with those results alone that the transpose reads: others need not stay in memory."""
+    primals, results, tangents = _parts(tracers, active, known)
+    try:
+        read = backward_plan(kernel, active, known).read
+    except UnsupportedKernel:  # the transpose says so, where there is one
+        read = ()
+    stay = [result for n, result in zip(known, results) if n in read]
+    params = {"kernel": kernel, "active": active, "known": read, "launch": launch}
+    return _jax.partly_evaluated(trace, tangent_p, [*primals, *stay, *tangents], params)
+
+
+def _batched_tangents(args, dims, *, kernel: Kernel, active, known, **params):
     """The call for stacked operands stays linear: an operand is stacked where it, or its tangent, is."""
     size = next(arg.shape[dim] for arg, dim in zip(args, dims) if dim is not None)
     numbers = [n for n, has in enumerate(active) if has]
-    batched = [dim is not None for dim in dims[: len(active)]]
-    for n, dim in zip(numbers, dims[len(active) :]):
+    of_primals, _, of_tangents = _parts(dims, active, known)
+    batched = [dim is not None for dim in of_primals]
+    for n, dim in zip(numbers, of_tangents):
         batched[n] |= dim is not None
     if needs_launches(kernel, batched):
-        call = functools.partial(tangent_p.bind, kernel=kernel, active=active, **params)
+        call = functools.partial(
+            tangent_p.bind, kernel=kernel, active=active, known=known, **params
+        )
         results = launch_each(call, args, dims)
         return results, [0] * len(results)
     for n in aliased_operands(kernel):
         batched[n] = True
-    args = [
-        stacked(arg, dim, size) if batched[n] else arg
-        for arg, dim, n in zip(args, dims, [*range(len(active)), *numbers])
-    ]
+    flags = [*batched, *(True for _ in known), *(batched[n] for n in numbers)]
+    args = [stacked(arg, dim, size) if flag else arg for arg, dim, flag in zip(args, dims, flags)]
     both = batched_kernel(kernel, tuple(batched), size)
-    results = tangent_p.bind(*args, kernel=both, active=active, **params)
+    results = tangent_p.bind(*args, kernel=both, active=active, known=known, **params)
     return results, [0] * len(results)
 
 
@@ -124,6 +157,7 @@ tangent_p.def_impl(_tangents)
 ad.primitive_jvps[tangent_p] = _tangents_of_tangents
 ad.primitive_transposes[tangent_p] = _transposed
 batching.primitive_batchers[tangent_p] = _batched_tangents
+_jax.set_partial_rule(tangent_p, _for_transpose)
 mlir.register_lowering(tangent_p, mlir.lower_fun(_tangents, multiple_results=True))
 EXPANSIONS[tangent_p.name] = _tangents
 for _primitive in (kernel_p, interpret_p):
