@@ -137,7 +137,7 @@ class DirectPlan:
         if self._whole is None:
             self._link(plan)
         self._operands = memory.operands([aval.dtype for aval in jaxpr.in_avals])
-        self._made = [memory.result(aval.dtype) for aval in jaxpr.out_avals]
+        self._result_makers = [memory.result(aval.dtype) for aval in jaxpr.out_avals]
         run = self._one_program() or self._several_steps
         self.run: Callable[[Sequence[Any]], Values] = self._checked(run, checks) if checks else run
         _plans.add(self)
@@ -206,7 +206,10 @@ class DirectPlan:
             values += step(values)
         copy = self._memory.copy
         results = [values[k] if not copied else copy(values[k]) for k, copied in self._results]
-        return [array if make is None else make(array) for make, array in zip(self._made, results)]
+        return [
+            array if make is None else make(array)
+            for make, array in zip(self._result_makers, results)
+        ]
 
     def _one_program(self) -> Callable[[Sequence[Any]], Values] | None:
         """The function of a plan that is one program whose results are the plan's in their order."""
@@ -215,8 +218,8 @@ class DirectPlan:
         if len(self._steps) != 1 or not in_order or any(copied for _, copied in self._results):
             return None
         (step,), constants, operands = self._steps, self._constants, self._operands
-        if any(make is not None for make in self._made):
-            makers = cast(list[Callable], self._made)
+        if any(make is not None for make in self._result_makers):
+            makers = cast(list[Callable], self._result_makers)
             return lambda arrays: [
                 make(array) for make, array in zip(makers, step(operands(arrays) + constants))
             ]

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from pbkern.fuse.emit import choices
     from pbkern.fuse.emit.choices import Choice, groups_of
     from pbkern.fuse.emit.explain import Explanation
-    from pbkern.fuse.emit.plan import Left, Plan, Segment
+    from pbkern.fuse.emit.plan import LeftToXla, Plan, Segment
 
     from .pipeline import left_whole, plan
 
 __all__ = [
     "Choice",
     "Explanation",
-    "Left",
+    "LeftToXla",
     "Plan",
     "Segment",
     "choices",

@@ -37,7 +37,7 @@ class Node:
     finish: Node | None = None
     shares: dict = field(default_factory=dict)
     # Memo of `reads`: equations and last stage, and the answer.
-    _found: tuple = field(default=(None, None, frozenset()), init=False, repr=False)
+    _reads_memo: tuple = field(default=(None, None, frozenset()), init=False, repr=False)
 
     @property
     def own_schedule(self) -> Schedule:
@@ -67,15 +67,15 @@ class Node:
 
         Memoised: asked far more often than `eqns`, a list that is replaced, changes.
         """
-        if self._found[0] is not self.eqns or self._found[1] is not self.finish:
+        if self._reads_memo[0] is not self.eqns or self._reads_memo[1] is not self.finish:
             eqns = [*self.eqns, *(self.finish.eqns if self.finish else ())]
             computed = {var for eqn in eqns for var in eqn.outvars}
-            self._found = (
+            self._reads_memo = (
                 self.eqns,
                 self.finish,
                 frozenset(atom for eqn in eqns for atom in atoms(eqn) if atom not in computed),
             )
-        return self._found[2]
+        return self._reads_memo[2]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from pbkern.fuse.emit.choices import Choice, apply, groups_of
 from pbkern.fuse.emit.explain import Explanation, explain
 from pbkern.fuse.emit.host_program import build_program, identifier
 from pbkern.fuse.emit.plan import (
-    Left,
+    LeftToXla,
     Plan,
     Segment,
     as_arrays,
@@ -66,7 +66,16 @@ from pbkern.fuse.split.two_stage import SPLIT_REDUCTIONS
 from pbkern.fuse.tiling.online_analysis import chunks_allowed
 from pbkern.fuse.tiling.search_memo import searches_memoised
 
-__all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "left_whole", "plan"]
+__all__ = [
+    "Choice",
+    "Explanation",
+    "LeftToXla",
+    "Plan",
+    "Segment",
+    "groups_of",
+    "left_whole",
+    "plan",
+]
 
 
 def _of_jaxpr(

@@ -60,11 +60,11 @@ class HostFunction(Protocol):
 
 
 Device = TypeVar("Device", bound=DeviceFunction)
-Made = TypeVar("Made", bound=DeviceFunction, covariant=True)
+EmittedKernel = TypeVar("EmittedKernel", bound=DeviceFunction, covariant=True)
 Host = TypeVar("Host", bound=HostFunction, covariant=True)
 
 
-class KernelBackend(Protocol[Made]):
+class KernelBackend(Protocol[EmittedKernel]):
     """One target's half of lowering a kernel.
 
     Attributes:
@@ -82,7 +82,7 @@ class KernelBackend(Protocol[Made]):
         `program`: where it is launched, if that is known.
         """
 
-    def emit(self, nests: KernelNests, name: str) -> Made:
+    def emit(self, nests: KernelNests, name: str) -> EmittedKernel:
         """The function of nests that have gone through all passes.
 
         Raises ScheduleError where CompilerParams ask for what the device does not have.

@@ -45,10 +45,10 @@ EVALUATED = (
 def fold_constant_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The body with masked accesses under masks that always hold as plain ones, and selects by known conditions decided."""
     with jax.enable_x64(True):  # every type is explicit by now
-        return retrace(closed, _Known().rewrite)
+        return retrace(closed, _KnownConstants().rewrite)
 
 
-class _Known:
+class _KnownConstants:
     """Values of tracers that are constants."""
 
     def __init__(self) -> None:

@@ -100,7 +100,7 @@ class Ranges:
         self._checks = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive is in_range_p]
         self._described = described
         assert len(self._checks) == len(described), (len(self._checks), described)
-        self._found = jax.jit(lambda *operands: self._all(closed, operands))
+        self._all_in_range = jax.jit(lambda *operands: self._all(closed, operands))
 
     def _all(self, closed: jex.ClosedJaxpr, operands: Sequence) -> list:
         """Per check: whether an element is out of its range, and the first such element."""
@@ -120,7 +120,7 @@ class Ranges:
     def check(self, operands: Sequence) -> None:
         """Raises IndexOutOfRange or DivisionByZero for the first number of these operands' that is out of its range."""
         for eqn, check, (is_wrong, value) in zip(
-            self._checks, self._described, jax.device_get(self._found(*operands))
+            self._checks, self._described, jax.device_get(self._all_in_range(*operands))
         ):
             if not is_wrong:
                 continue

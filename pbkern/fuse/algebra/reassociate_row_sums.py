@@ -35,7 +35,7 @@ class SumResults:
     def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
         if not primitive_names(closed) >= {"exp", "dot_general", "reduce_sum", "mul"}:
             return closed
-        seen = _Seen(self)
+        seen = _Reassociation(self)
         names = ("mul", "div", "transpose", "dot_general", "reduce_sum")
         return retrace(closed, {name: getattr(seen, name) for name in names})
 
@@ -86,7 +86,7 @@ class _Factors:
     under: tuple = ()
 
 
-class _Seen:
+class _Reassociation:
     """Remembers, by value: factors, products, transposes."""
 
     def __init__(self, limits: SumResults) -> None:

@@ -24,7 +24,7 @@ from pbkern.fuse.graph import Node, other_readers
 
 
 @dataclass(frozen=True)
-class Left:
+class LeftToXla:
     """An equation left to XLA: the op, the user's line, and why."""
 
     op: str
@@ -43,7 +43,7 @@ class Segment:
     body: HostProgram | ProgramSignature | jex.ClosedJaxpr
     reads: tuple
     makes: tuple
-    left: tuple[Left, ...] = ()
+    left: tuple[LeftToXla, ...] = ()
     run: tuple[Node, ...] = ()
 
     @property
@@ -109,10 +109,10 @@ class Plan:
     def kernels(self) -> list:
         return [kernel for program in self.programs() for kernel in program.kernels()]
 
-    def left_to_xla(self) -> list[Left]:
+    def left_to_xla(self) -> list[LeftToXla]:
         if self.whole is not None:
             return [
-                Left(eqn.primitive.name, user_line(eqn), "planning failed")
+                LeftToXla(eqn.primitive.name, user_line(eqn), "planning failed")
                 for eqn in self.whole.jaxpr.eqns
             ]
         return [x for segment in self.segments for x in segment.left]
@@ -198,7 +198,7 @@ def xla_segment(run: list[Node], needed: set) -> Segment:
         *[jax.ShapeDtypeStruct(read.aval.shape, read.aval.dtype) for read in reads]
     )
     left = tuple(
-        Left(eqn.primitive.name, user_line(eqn), node.reason or "not supported")
+        LeftToXla(eqn.primitive.name, user_line(eqn), node.reason or "not supported")
         for node in run
         for eqn in node.eqns
     )

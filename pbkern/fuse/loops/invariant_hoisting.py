@@ -43,7 +43,7 @@ class HoistInvariants:
         def scan(eqn, operands):
             params, n_consts = params_of(eqn), params_of(eqn)["num_consts"]
             body = self.hoisted(params["jaxpr"], machine)
-            moved = _Moved.of(body, n_consts, self._is_expensive, machine)
+            moved = _BodyInvariants.of(body, n_consts, self._is_expensive, machine)
             if moved is None:
                 return None
             given = [*operands[:n_consts], *moved.values(operands[:n_consts]), *operands[n_consts:]]
@@ -60,7 +60,7 @@ class HoistInvariants:
                 eqn.params["body_nconsts"],
             )
             body = self.hoisted(params["body_jaxpr"], machine)
-            moved = _Moved.of(body, n_consts, self._is_expensive, machine)
+            moved = _BodyInvariants.of(body, n_consts, self._is_expensive, machine)
             if moved is None:
                 return None
             consts = operands[first : first + n_consts]
@@ -82,7 +82,7 @@ class HoistInvariants:
         return sums or machine.operations(eqn) >= self.expensive_operations
 
 
-class _Moved:
+class _BodyInvariants:
     """The invariants of one body.
 
     `consts`: number of operands that never change; `shared`: values that become operands.
@@ -104,7 +104,7 @@ class _Moved:
         consts: int,
         is_expensive: Callable[..., bool],
         machine: CostModel,
-    ) -> _Moved | None:
+    ) -> _BodyInvariants | None:
         jaxpr = closed.jaxpr
         fixed, expensive = {*jaxpr.constvars, *jaxpr.invars[:consts]}, set[jex.Var]()
         limit = max(

@@ -29,7 +29,7 @@ from .online_analysis import runs_are_allowed
 
 
 @dataclass(frozen=True)
-class _Found:
+class _SearchedBlocks:
     """A schedule without the values of its group."""
 
     grid: tuple[int, ...]
@@ -38,7 +38,7 @@ class _Found:
     cost: Cost
 
     @classmethod
-    def of(cls, schedule: Schedule) -> _Found:
+    def of(cls, schedule: Schedule) -> _SearchedBlocks:
         return cls(
             schedule.grid,
             schedule.blocks,
@@ -52,7 +52,7 @@ class _Found:
 
 
 @dataclass(frozen=True)
-class _InChunks:
+class _BlocksInChunks:
     """A schedule with reductions in chunks, which are computed for each group."""
 
     blocks: tuple[int, ...]
@@ -64,7 +64,9 @@ class _Searches:
 
     kinds: dict = field(default_factory=dict)
     kind_of: dict = field(default_factory=dict)
-    results: dict[tuple, _Found | _InChunks | Exception | None] = field(default_factory=dict)
+    results: dict[tuple, _SearchedBlocks | _BlocksInChunks | Exception | None] = field(
+        default_factory=dict
+    )
 
     def key(self, eqns: Sequence, outputs: Sequence) -> tuple:
         """Equal for groups that differ only in the names of values."""
@@ -196,15 +198,15 @@ def _once(
         if result is None:
             searches.results[key] = None
         elif result.online is not None:
-            searches.results[key] = _InChunks(result.blocks)
+            searches.results[key] = _BlocksInChunks(result.blocks)
         else:
-            searches.results[key] = _Found.of(result)
+            searches.results[key] = _SearchedBlocks.of(result)
         return result
     match searches.results[key]:
         case Exception() as error:
             raise error.with_traceback(None)
-        case _InChunks(blocks):
+        case _BlocksInChunks(blocks):
             return with_runs(blocks)
-        case _Found() as known:
+        case _SearchedBlocks() as known:
             return known.schedule(eqns, outputs)
     return None

@@ -43,7 +43,7 @@ _REGIONS = itertools.count()  # names in nested regions must differ from every n
 
 
 @dataclass
-class Known:
+class KnownValues:
     """Facts that are known of a function's values, by name.
 
     numbers: of constants.
@@ -93,13 +93,13 @@ class Builder:
         approx: bool = False,
         contract: bool = True,
         math: MathTable = SHARED,
-        known: Known | None = None,
+        known: KnownValues | None = None,
         live: Ssa | None = None,
         wrong: Callable[[RangeReport], None] | None = None,
     ):
         self.lanes, self.emit, self.const = lanes, emit, const
         self.approx, self.contract, self.math = approx, contract, math
-        self.known = Known() if known is None else known
+        self.known = KnownValues() if known is None else known
         self.live, self.wrong = live, wrong
         self._syntax = " %s, %s fastmath<contract>" if contract else None
 

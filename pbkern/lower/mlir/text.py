@@ -16,7 +16,7 @@ from . import range_reports
 from .element_types import mlir_type
 from .math_table import SHARED, MathTable
 from .operation import Operation, Region, for_syntax, walk
-from .ops import Builder, Known, Ssa
+from .ops import Builder, KnownValues, Ssa
 from .range_reports import RangeReport
 
 ENDS = ("scf.yield", "scf.condition")  # of regions
@@ -139,7 +139,7 @@ class Text:
         self._count = 0
         self.constants: dict[str, Operation] = {}  # by name, in the order in which they are defined
         self._constant_names: dict[tuple[str, str, str], str] = {}
-        self.known = Known()
+        self.known = KnownValues()
         self.top = Block(None, self)
         self.indices: set[str] = set()  # names of type index
 

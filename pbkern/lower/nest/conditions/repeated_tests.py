@@ -12,13 +12,13 @@ from pbkern.lower.nest.ir import Expr, Nest, Pool, Shifted
 from .mask_intervals import is_masked
 
 # What is known of tests where a value is used.
-Known = dict[Expr, bool]
+KnownTests = dict[Expr, bool]
 
 
 def without_repeated_tests(nest: Nest, pool: Pool) -> Nest:
     """The nest with tests left out whose outcome its outer selects tell."""
     every = nest.nodes()
-    known: dict[Expr, Known] = {expr: {} for expr in nest.expressions()}
+    known: dict[Expr, KnownTests] = {expr: {} for expr in nest.expressions()}
     repeated: dict[Expr, bool] = {}
     for node in reversed(every):  # users before operands
         here = known.setdefault(node, {})
@@ -51,7 +51,7 @@ def without_repeated_tests(nest: Nest, pool: Pool) -> Nest:
     return nest.mapped(go)
 
 
-def _note(known: dict[Expr, Known], expr: Expr, here: Known) -> None:
+def _note(known: dict[Expr, KnownTests], expr: Expr, here: KnownTests) -> None:
     """Notes one more use of a value: what holds at all of them."""
     before = known.get(expr)
     known[expr] = (

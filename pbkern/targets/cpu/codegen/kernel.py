@@ -37,7 +37,7 @@ from pbkern.targets.cpu.schedule.schedule_text import schedule_text
 from pbkern.targets.host.kernel_text import FunctionText, LoweredKernel
 from pbkern.targets.llvm.repairs import repaired
 
-from .outlining import ARENA, ARENA_TYPE, FRAMED, Made, Outliner, StatementRange
+from .outlining import ARENA, ARENA_TYPE, FRAMED, EmittedFunction, Outliner, StatementRange
 
 # Most lines of one kernel's text; a longer kernel falls back to plain code, and from there to XLA. MLIR
 # and LLVM take about 0.1 ms for a line.
@@ -379,7 +379,9 @@ class KernelLowering(ProgramText):
         )
         # Parts are compiled and loaded in order: functions come before those that call them.
         callees = [
-            Made(function.name, function.text(FRAMED), function.declaration, False, function.calls)
+            EmittedFunction(
+                function.name, function.text(FRAMED), function.declaration, False, function.calls
+            )
             for function in self.emitter.expressions.functions.called
         ]
         callees += outlined
@@ -399,13 +401,15 @@ class KernelLowering(ProgramText):
             "}",
         ]
         calls |= range_reports.calls(at_end)
-        whole = Made(self.name, "\n".join(main), "", self.emitter.has_scalar_loops, calls)
+        whole = EmittedFunction(
+            self.name, "\n".join(main), "", self.emitter.has_scalar_loops, calls
+        )
         return self._function(whole, declarations), pieces
 
     def _sized(self, text: str) -> str:
         return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
 
-    def _function(self, function: Made, declarations: Mapping[str, str]) -> FunctionText:
+    def _function(self, function: EmittedFunction, declarations: Mapping[str, str]) -> FunctionText:
         calls = frozenset(declarations[name] for name in function.calls)
         return FunctionText(
             function.name,

@@ -68,7 +68,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Made:
+class EmittedFunction:
     """A function of one or more pieces: its text, by which declaration others call it, and what it calls."""
 
     name: str
@@ -183,7 +183,7 @@ class Outliner:
 
     def functions(
         self, attributes: Mapping[str, str], views: Mapping[str, str], offsets: Mapping[str, int]
-    ) -> list[Made]:
+    ) -> list[EmittedFunction]:
         """Functions of all pieces; copies share one.
 
         attributes: of what they are passed, by name; views: definitions of scratch buffers, by
@@ -198,7 +198,7 @@ class Outliner:
 
     def _function(
         self, copies: list[Piece], attributes: Mapping[str, str], views: Mapping[str, str], offsets
-    ) -> Made:
+    ) -> EmittedFunction:
         first, forms = copies[0], [piece.form for piece in copies if piece.form]
         parts = differences(forms, offsets) if len(copies) > 1 else Differences({}, {}, ((),))
         places = dict.fromkeys(parts.names, "index")
@@ -242,7 +242,7 @@ class Outliner:
         types = ", ".join((*first.passed.values(), *places.values()))
         declaration = f"func.func private @{first.name}({types})"
         calls |= range_reports.calls(at_end)
-        return Made(first.name, text, declaration, first.scalar, calls)
+        return EmittedFunction(first.name, text, declaration, first.scalar, calls)
 
     def printed(self, operations: Iterable[Operation]) -> tuple[Iterator[str], frozenset[str]]:
         """(operations as they are printed, functions that they call): with calls of functions in place of calls of pieces."""
