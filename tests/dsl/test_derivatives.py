@@ -530,19 +530,35 @@ def test_memory_shared_under_different_blocks_is_refused():
     assert "one array in blocks of their own" in refused(halves, jnp.ones(4))
 
 
-def test_programs_of_unknown_number_that_depend_on_each_other_are_refused():
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_programs_that_an_operand_counts_depend_on_each_other(rows):
+    """A product that is handed on, and a sum: the backward kernel begins at the last program that ran."""
+
     @pbkern.kernel(
-        grid=(8,), dynamic_grid={0: 1}, in_specs=[pbkern.BlockSpec((1,), lambda i: (i,)), pbkern.BlockSpec()],
-        out_shape=s(1),
+        grid=(2, 8), dynamic_grid={1: 1}, in_specs=[BS((1, 1), lambda i, j: (i, j)), BS()],
+        out_specs=[BS((1, 1), lambda i, j: (i, 0))] * 2, out_shape=[s(2, 1)] * 2,
+        scratch_shapes=[pbkern.Scratch((1, 1), jnp.float32)],
     )  # fmt: skip
-    def product(x, count, o):
-        @pbkern.when(pbkern.program_id(0) == 0)
+    def product(x, count, o, total, handed_on):
+        @pbkern.when(pbkern.program_id(1) == 0)
         def _():
-            o[...] = jnp.ones(1)
+            handed_on[...] = jnp.ones((1, 1))
+            total[...] = jnp.zeros((1, 1))
 
-        o[...] *= x[...]
+        handed_on[...] *= x[...]
+        total[...] += jnp.sin(x[...])
+        o[...] = handed_on[...] * (1 + pbkern.program_id(1))
 
-    assert "dynamic_grid" in refused(lambda x: product(x, jnp.int32(3)), jnp.ones(8))
+    def call(x):
+        return product(x, jnp.int32(rows))
+
+    def plain(x):
+        x = x[:, :rows]
+        return [rows * x.prod(1, keepdims=True), jnp.sin(x).sum(1, keepdims=True)]
+
+    case = Case(call, plain, (1 + numbers(2, 8) / 4,))
+    for around in (pulled, pushed, AROUND["gradient of gradient"], AROUND["vmap of gradient"]):
+        close(around(call, case.operands), exactly(around, case))
 
 
 def test_grids_of_unknown_size_have_derivatives():

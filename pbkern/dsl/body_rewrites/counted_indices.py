@@ -225,9 +225,7 @@ class CountedIndices:
         steps = [
             (
                 place,
-                min([length, *(self.reach(mask, place, length) for mask in masks)])
-                if distance > 0
-                else length,
+                min([length, *(self.reach(mask, place, length) for mask in masks)]),
                 distance,
             )
             for place, length, distance in zip(places, sizes, distances)
@@ -319,9 +317,10 @@ class CountedIndices:
 
     def _counts_from_the_end(self, given: Sequence) -> bool:
         """Whether operands of select_n are those of `where(at < 0, at + size, at)`, which JAX writes for each index."""
-        test, other = (self.makers.get(atom) for atom in (given[0], given[2]))
-        if test is None or other is None or len(given) != 3:
+        makers = [self.makers[x] for x in given[::2] if isinstance(x, jex.Var) and x in self.makers]
+        if len(given) != 3 or len(makers) != 2:
             return False
+        test, other = makers
         names = (test.primitive.name, other.primitive.name)
         return names == ("lt", "add") and test.invars[0] is other.invars[0] is given[1]
 

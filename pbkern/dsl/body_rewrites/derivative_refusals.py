@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedKernel
@@ -13,6 +14,8 @@ from pbkern.dsl.primitives.ref_access import GatheredIndex, RefAccess
 
 from .counted_indices import CountedIndices
 
+# Size of a grid dimension that nothing limits but its type.
+UNLIMITED_SIZE = np.iinfo(np.int32).max
 CUSTOM = "jax.custom_vjp around the kernel, with a kernel for the backward pass"
 
 
@@ -67,12 +70,12 @@ def refuse_views(kernel: Kernel) -> None:
             )
 
 
-def refuse_order(kernel: Kernel) -> None:
-    """Raises UnsupportedKernel if programs that depend on those before them are a number known only at run time."""
-    if kernel.dynamic_grid:
+def refuse_saving(kernel: Kernel) -> None:
+    """Raises UnsupportedKernel if states of programs must be saved, and nothing says how many there are at most."""
+    if any(kernel.grid[axis] == UNLIMITED_SIZE for axis, _ in kernel.dynamic_grid):
         raise derivative_error(
             kernel,
-            "programs depend on those before them, and dynamic_grid says how many there are",
+            "it needs what each program finds in scratch or results, for a number of programs that is not known",
             "a grid of constant size",
         )
 

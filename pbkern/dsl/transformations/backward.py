@@ -27,7 +27,7 @@ from pbkern import _jax
 from pbkern.core.jaxprs import retrace_into, rules_kept
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import DEFAULT_MACHINE
-from pbkern.dsl.body_rewrites.derivative_refusals import refuse, refuse_order, refuse_views
+from pbkern.dsl.body_rewrites.derivative_refusals import refuse, refuse_saving, refuse_views
 from pbkern.dsl.body_rewrites.pure_program import pure_program
 from pbkern.dsl.interpret import parallel_dims
 from pbkern.dsl.kernel import ArrayType, BlockMapping, Kernel, Scratch, with_input_fusion
@@ -81,7 +81,8 @@ def cotangents(
     if plan.saving is not None:
         saved = primitive.bind(*operands, kernel=plan.saving)[-len(plan.saved) :]
     zeros = [jnp.zeros(type_.shape, type_.dtype) for type_ in plan.sums]
-    results = primitive.bind(*operands, *read, *given, *saved, *zeros, kernel=plan.backward)
+    sizes = plan.order.sizes(operands)
+    results = primitive.bind(*sizes, *operands, *read, *given, *saved, *zeros, kernel=plan.backward)
     by_operand = dict(zip(plan.operands, results))
     return [_total(by_operand[n], kernel.inputs[n].array) for n, has in enumerate(active) if has]
 
@@ -102,7 +103,8 @@ class BackwardPlan:
     """The kernels of a backward pass.
 
     Attributes:
-      backward: (operands of the kernel, results that are read, cotangents of its results, saved
+      order: the order of its programs.
+      backward: (sizes that `order` needs, operands of the kernel, results that are read, cotangents of its results, saved
         states, zeros) -> cotangents, some of them sums in parts, stacked along leading dimensions.
       read: numbers of the results that are read.
       operands: which operand of the kernel each result of `backward` is the cotangent of; None for
@@ -112,6 +114,7 @@ class BackwardPlan:
       saved: numbers of these.
     """
 
+    order: ProgramOrder
     backward: Kernel
     read: tuple[int, ...]
     operands: tuple[int | None, ...]
@@ -138,7 +141,13 @@ def backward_plan(
     saved = derivative.saved
     saving = saving_kernel(kernel, saved) if saved else None
     return BackwardPlan(
-        backward, derivative.read, derivative.operands, derivative.sums, saving, saved
+        derivative.order,
+        backward,
+        derivative.read,
+        derivative.operands,
+        derivative.sums,
+        saving,
+        saved,
     )
 
 
@@ -191,11 +200,11 @@ class _Derivative:
         self.carried = self._carried() if in_order else set()
         is_ordered = bool(self.carried or visited_again)
         self.order = ProgramOrder(kernel, in_order if is_ordered else ())
-        if is_ordered:
-            refuse_order(kernel)
         self.stored = [n for n in self.states if n in self.in_place or n in self.carried]
         chosen = self._pulled(known, self.carried | visited_again)
         self.function, self.read, self.saved = chosen.function, chosen.read, chosen.saved
+        if self.saved:
+            refuse_saving(kernel)
         self.moving = self._moving()
         self.sums = tuple(m.array for m in self.moving if not self._is_once(m))
         operands = {output: n for n, output in self.shared.items()}
@@ -345,7 +354,9 @@ class _Derivative:
         sums = [m for m in moving if not self._is_once(m)]
         saved = [state[n] for n in self.saved]
         read = [source.outputs[n] for n in self.read]
+        sizes = order.size_types
         types = [
+            *sizes,
             *source.in_types,
             *(m.array for m in read),
             *(m.array for m in results),
@@ -357,7 +368,8 @@ class _Derivative:
             *(order.spec_per_program(type_.shape) for type_ in saved),
             *map(order.spec, sums),
         ]
-        first_sum, first_result = len(types) - len(sums), len(source.inputs) + len(read)
+        first_sum = len(types) - len(sums)
+        first_result = len(sizes) + len(source.inputs) + len(read)
         aliases = [
             (first_sum + k, n)
             for k, n in enumerate(n for n, m in enumerate(moving) if not self._is_once(m))
@@ -384,9 +396,9 @@ class _Derivative:
                 for target, params in with_input_fusion(source.compiler_params, ()).items()
             },
             name=f"{source.name}_backward",
-            num_scalar_prefetch=source.num_scalar_prefetch,
+            num_scalar_prefetch=len(sizes) + source.num_scalar_prefetch,
             x64=needs_x64(body_dtypes(source.body.jaxpr)),
-            dynamic_grid=source.dynamic_grid,
+            dynamic_grid=[(axis, len(sizes) + n) for axis, n in source.dynamic_grid],
             source=source.defined_at,
         )
 
@@ -394,15 +406,23 @@ class _Derivative:
         """Body of the backward kernel."""
         source, state = self.source, self.program.state
         results = [n for n in self.states if n < len(source.outputs)]
-        counts = [len(source.inputs), len(self.read), len(results), len(self.saved), len(self.sums)]
+        counts = [
+            len(self.order.size_types),
+            len(source.inputs),
+            len(self.read),
+            len(results),
+            len(self.saved),
+            len(self.sums),
+        ]
         counts += [len(self.blocks), len(self.in_place)]
         ends = np.cumsum([0, *counts])
-        operands, read, given, saved, _, moving, in_place = (
+        sizes, operands, read, given, saved, _, moving, in_place = (
             refs[a:b] for a, b in itertools.pairwise(ends)
         )
         cotangents = dict(zip(results, given)) | dict(zip(self.in_place, in_place))
         waiting = dict(zip((n for n in self.stored if n in self.carried), refs[ends[-1] :]))
-        place = self.order.place([grid.program_id(axis) for axis in range(len(source.grid))])
+        numbers = [grid.program_id(axis) for axis in range(len(source.grid))]
+        place = self.order.place(numbers, sizes)
         if waiting:
 
             @grid.when(grid.is_first_program(self.order.reversed_dims))
@@ -489,5 +509,6 @@ def saving_kernel(kernel: Kernel, saved: Sequence[int]) -> Kernel:
             name=f"{kernel.name}_saving",
             num_scalar_prefetch=kernel.num_scalar_prefetch,
             x64=needs_x64(body_dtypes(kernel.body.jaxpr)),
+            dynamic_grid=kernel.dynamic_grid,
             source=kernel.defined_at,
         )

@@ -14,7 +14,7 @@ from pbkern.core.jaxprs import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.derivative_refusals import derivative_error
 from pbkern.dsl.interpret import parallel_dims
-from pbkern.dsl.kernel import Blocked, BlockMapping, Element, Kernel, Squeezed
+from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Squeezed
 from pbkern.dsl.primitives import grid
 from pbkern.dsl.specs import BlockSpec
 
@@ -23,17 +23,38 @@ from pbkern.dsl.specs import BlockSpec
 class ProgramOrder:
     """The order of a kernel's programs, or the reverse of it, in another kernel with its grid.
 
-    `reversed_dims`: grid dimensions that the other kernel walks backwards.
+    `reversed_dims`: grid dimensions that the other kernel walks backwards. Where an operand says how
+    many programs these have, the other kernel's first operand has those numbers.
     """
 
     kernel: Kernel
     reversed_dims: tuple[int, ...] = ()
 
-    def place(self, numbers: Sequence) -> list:
-        """Numbers in the kernel's grid of the program that has these in the other's."""
+    @property
+    def counted(self) -> list[tuple[int, int]]:
+        """(dimension, operand with its size) of reversed dimensions."""
+        return [pair for pair in self.kernel.dynamic_grid if pair[0] in self.reversed_dims]
+
+    @property
+    def size_types(self) -> list[ArrayType]:
+        """Types of the other kernel's operand of sizes, if it has one."""
+        return [ArrayType((len(self.counted),), np.dtype(np.int32))] if self.counted else []
+
+    def sizes(self, operands: Sequence) -> list:
+        """That operand, from those of the kernel."""
+        sizes = [
+            jnp.minimum(operands[operand], np.int32(self.kernel.grid[axis]))
+            for axis, operand in self.counted
+        ]
+        return [jnp.stack(sizes)] if sizes else []
+
+    def place(self, numbers: Sequence, sizes: Sequence) -> list:
+        """Numbers in the kernel's grid of the program that has these in the other's, whose Ref to sizes is in `sizes`."""
+        known: dict = dict(enumerate(map(np.int32, self.kernel.grid)))
+        known |= {axis: sizes[0][n] for n, (axis, _) in enumerate(self.counted)}
         return [
-            np.int32(size - 1) - number if axis in self.reversed_dims else number
-            for axis, (number, size) in enumerate(zip(numbers, self.kernel.grid))
+            known[axis] - 1 - number if axis in self.reversed_dims else number
+            for axis, number in enumerate(numbers)
         ]
 
     def spec(self, mapping: BlockMapping, axes: tuple[int, ...] = ()) -> BlockSpec:
@@ -41,11 +62,11 @@ class ProgramOrder:
 
         `axes`: grid dimensions that the array has in front of those of the mapping, one block each.
         """
-        rank = len(self.kernel.grid)
+        rank, first = len(self.kernel.grid), len(self.kernel.grid) + len(self.size_types)
 
         def index_map(*args):
-            place = self.place(args[:rank])
-            block = jex.jaxpr_as_fun(mapping.index_map)(*place, *args[rank:])
+            place = self.place(args[:rank], args[rank:first])
+            block = jex.jaxpr_as_fun(mapping.index_map)(*place, *args[first:])
             return (*(place[axis] for axis in axes), *block)
 
         dims = (*(None,) * len(axes), *mapping.dims)
@@ -56,7 +77,8 @@ class ProgramOrder:
         rank = len(self.kernel.grid)
 
         def index_map(*args):
-            return (*self.place(args[:rank]), *(0,) * len(shape))
+            place = self.place(args[:rank], args[rank:])
+            return (*place, *(0,) * len(shape))
 
         return BlockSpec((None,) * rank + shape, index_map)
 

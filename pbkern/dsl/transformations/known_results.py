@@ -137,8 +137,9 @@ class _NumberedValues:
 
     def last_along(self, facts: Facts) -> set[int]:
         """Grid dimensions along which the program is known to be the last one."""
-        if self.kernel.dynamic_grid:
-            return set()
+        sizes = dict(enumerate(self.kernel.grid))
+        for axis, _ in self.kernel.dynamic_grid:
+            del sizes[axis]
         ends = {
             (
                 name,
@@ -147,7 +148,7 @@ class _NumberedValues:
                 (),
                 0,
             ): axis
-            for axis, size in enumerate(self.kernel.grid)
+            for axis, size in sizes.items()
             for name in ("eq", "ge")
         }
         axes, true = set(), [number for number, branch in facts.items() if branch == 1]

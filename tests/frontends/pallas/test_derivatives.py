@@ -10,6 +10,10 @@ from jax.experimental.pallas.ops.gpu import attention, decode_attention, paged_a
 from jax.experimental.pallas.ops.gpu import softmax as softmax_of_jax
 from jax.experimental.pallas.ops.tpu import flash_attention
 from jax.experimental.pallas.ops.tpu.matmul import matmul as matmul_of_jax
+from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
+from jax.experimental.pallas.ops.tpu.paged_attention import (
+    paged_attention as paged_attention_for_tpus,
+)
 
 import pbkern
 from pbkern.core.errors import KernelError, UnsupportedKernel
@@ -150,7 +154,55 @@ def plain_paged(queries, key_pages, value_pages):
     return jnp.einsum("bhgt,hbtd->bhgd", weights, values).reshape(2, 4, 16)
 
 
+GROUPS = np.array([30, 0, 41, 25], np.int32)
+
+
+def grouped(rows, tables, of_groups):
+    ends = np.cumsum(GROUPS)
+    parts = zip(ends - GROUPS, ends, tables)
+    return jnp.concatenate([of_groups(rows[a:b], table) for a, b, table in parts])
+
+
+def paged_for_tpus(*xs):
+    """Pages that are copied ahead, two at a time. The kernel rounds keys and values to bfloat16."""
+    options = {"pages_per_compute_block": 2, "inline_seq_dim": False}
+    return paged_attention_for_tpus(*xs, LENGTHS, PAGES, **options)
+
+
+def coarse(*shape, seed):
+    """Numbers that bfloat16 has."""
+    return np.asarray(jnp.asarray(numbers(*shape, seed=seed), "bfloat16"), np.float32)
+
+
+def plain_paged_for_tpus(queries, key_pages, value_pages):
+    keys, values = (pages[:, PAGES].reshape(2, 2, 16, 128) for pages in (key_pages, value_pages))
+    scores = jnp.einsum("bhgd,hbtd->bhgt", queries.reshape(2, 2, 2, 128), keys)
+    allowed = jnp.arange(16) < LENGTHS[:, None, None, None]
+    weights = jax.nn.softmax(jnp.where(allowed, scores, -1e9))
+    return jnp.einsum("bhgt,hbtd->bhgd", weights, values).reshape(2, 4, 128)
+
+
 SHIPPED = {
+    "products of groups": (
+        lambda a, b: gmm(a, b, GROUPS, jnp.float32, (32, 16, 16)),
+        lambda a, b: grouped(a, b, jnp.matmul),
+        [numbers(96, 32), numbers(4, 32, 48, seed=1)],
+    ),
+    "products of groups, turned": (
+        lambda a, b: gmm(a, b, GROUPS, jnp.float32, (32, 16, 16), transpose_rhs=True),
+        lambda a, b: grouped(a, b, lambda rows, table: rows @ table.T),
+        [numbers(96, 32), numbers(4, 48, 32, seed=1)],
+    ),
+    "products along groups": (
+        lambda a, b: tgmm(a, b, GROUPS, jnp.float32, (32, 16, 16)),
+        lambda a, b: jnp.stack(
+            [
+                a[:, end - size : end] @ b[end - size : end]
+                for size, end in zip(GROUPS, np.cumsum(GROUPS))
+            ]
+        ),
+        [numbers(32, 96), numbers(96, 48, seed=1)],
+    ),
     "softmax": (softmax_of_jax.softmax, jax.nn.softmax, [numbers(16, 100)]),
     "matmul": (
         lambda a, b: matmul_of_jax(a, b, block_shape=(128, 128), block_k=128),
@@ -186,6 +238,36 @@ SHIPPED = {
 SIXTEEN = attention.BlockSizes(
     **dict.fromkeys(("block_q", "block_k", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), 16)
 )  # fmt: skip
+
+
+def test_paged_attention_for_tpus():
+    xs = numbers(2, 4, 128), coarse(2, 8, 4, 128, seed=1), coarse(2, 8, 4, 128, seed=2)
+    for mine, exact in zip(gradients(paged_for_tpus, *xs), gradients(plain_paged_for_tpus, *xs)):
+        np.testing.assert_allclose(mine, exact, rtol=0, atol=2e-2 * float(abs(exact).max()))
+
+
+def test_products_of_groups_are_refused_where_states_would_be_saved():
+    """The number of programs, each of which depends on the one before, has no limit but its type."""
+
+    def powers(count_ref, x_ref, o_ref):
+        @pl.when(pl.program_id(0) == 0)
+        def _():
+            o_ref[...] = jnp.ones_like(o_ref)
+
+        o_ref[...] *= x_ref[...]
+
+    def call(x):
+        count = jnp.int32(3)
+        spec = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1, grid=(count,),
+            in_specs=[pl.BlockSpec((4,), lambda i, _: (0,))], out_specs=pl.BlockSpec((4,), lambda i, _: (0,)),
+        )  # fmt: skip
+        shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+        return pl.pallas_call(powers, grid_spec=spec, out_shape=shape)(count[None], x)
+
+    np.testing.assert_allclose(call(np.full(4, 2.0, np.float32)), 8)
+    with pytest.raises(UnsupportedKernel, match="a number of programs that is not known"):
+        jax.grad(lambda x: call(x).sum())(jnp.ones(4))
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -225,6 +225,41 @@ def test_places_that_run_backwards():
     check(call, lambda x: jnp.sin(x).at[7].set(0), numbers(8))
 
 
+@settings(max_examples=6, deadline=None)
+@given(
+    st.tuples(st.integers(1, 7), st.integers(1, 11)),
+    st.tuples(st.sampled_from([1, 4]), st.sampled_from([2, 8, 16])),
+    st.sampled_from([(True, True), (True, False), (False, True)]),
+)
+def test_flat_tiles_that_run_backwards(shape, block, turned):
+    """Blocks may be wider than rows."""
+    axes = [axis for axis, is_turned in enumerate(turned) if is_turned]
+
+    def kernel(x_ref, o_ref):
+        places = [pl.program_id(n) * block[n] + jnp.arange(block[n]) for n in (0, 1)]
+        mask = (places[0] < shape[0])[:, None] & (places[1] < shape[1])
+        back = [shape[n] - 1 - places[n] if turned[n] else places[n] for n in (0, 1)]
+        x = plt.load(x_ref.at[places[0][:, None] * shape[1] + places[1]], mask=mask, other=0.0)
+        plt.store(o_ref.at[back[0][:, None] * shape[1] + back[1]], jnp.sin(x), mask=mask)
+
+    size = shape[0] * shape[1]
+    grid = tuple(pl.cdiv(length, width) for length, width in zip(shape, block))
+    call = pl.pallas_call(kernel, grid=grid, out_shape=jax.ShapeDtypeStruct((size,), jnp.float32))
+    check(call, lambda x: jnp.flip(jnp.sin(x).reshape(shape), axes).reshape(-1), numbers(size))
+
+
+def test_places_that_are_chosen_among_constants():
+    """A select_n of literals, as a buffer's number."""
+
+    def kernel(n_ref, x_ref, o_ref):
+        o_ref[...] = jnp.zeros_like(o_ref)
+        o_ref[jnp.where(n_ref[0] == 0, 1, 0)] = jnp.sin(x_ref[...])
+
+    call = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((2, 4), jnp.float32))
+    exact = lambda x: jnp.stack([jnp.zeros_like(x), jnp.sin(x)])
+    check(lambda x: call(jnp.zeros(1, jnp.int32), x), exact, numbers(4))
+
+
 def test_rows_that_overlap_are_refused():
     def kernel(x_ref, o_ref):
         places = jnp.arange(4)[:, None] * 3 + jnp.arange(4)[None, :]
