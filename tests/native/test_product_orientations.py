@@ -173,3 +173,22 @@ def test_products_of_few_rows_run_along_contiguous_reductions(form):
     (line,) = products(lowered(einsum(form), *shapes_of(form, 8, 4096, 4096)))
     assert re.search(r"%a1\[.*d1, k2\]", line)
     assert re.search(r"%t\d+\[d0, k2\]", line)
+
+
+@pytest.mark.parametrize("form", ["mk,nk->mn", "km,nk->mn"])
+def test_transposing_copies_prefetch_the_next_columns(form):
+    """A panel's copy goes along all of a vector of columns, 16 here, whose lines the columns before have prefetched."""
+    nests = lowered(einsum(form), *shapes_of(form, 200, 4000, 704))
+    assert re.search(
+        rf"nest \[d\d+<\d+, k2<\d+, d\d+<16\] prefetch %a1 \+ {16 * 4000} .*transpose='k2'", nests
+    )
+    near = lowered(einsum(form), *shapes_of(form, 200, 500, 704))
+    assert "prefetch" not in near
+
+
+def test_few_rows_read_a_near_operand_from_panels():
+    """Panels of 12 rows pay where the operand is near; far rows of it are taken a few at a time."""
+    (line,) = products(lowered(einsum("mk,kn->mn"), *shapes_of("mk,kn->mn", 12, 1024, 384)))
+    assert re.search(r"dot= .*, %t\d+\[", line)
+    far = lowered(einsum("mk,kn->mn"), *shapes_of("mk,kn->mn", 12, 4096, 4096))
+    assert re.search(r"k2<8\*\] prefetch %a1", far)

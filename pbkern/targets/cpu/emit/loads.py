@@ -137,6 +137,8 @@ class Loader:
             return self._spread_row(walk, block, buf, flat_index(buf, index), step, point, lanes)
         _, address = self.places.address(block, buf, index, point)
         vec_type = mlir_type(el, lanes)
+        if buf.root in prefetched_by(walk.nest):
+            self._fetch(walk, block, buf, index, point)
         if walk.transposed_rows == lanes:
             return Ssa(
                 self.text.put(block, "vector.load", (name, address), f"{mem_type}, {vec_type}"),

@@ -19,6 +19,7 @@ from typing import cast
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.edit.split import split
 from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,
@@ -38,7 +39,7 @@ from pbkern.targets.costs.caches import are_apart
 from pbkern.targets.cpu.machines.machine import ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.nest_schedule import scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far, rows_ahead
-from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
+from pbkern.targets.cpu.schedule.register_tiles import choose, contraction_tile
 
 from .depth_runs import in_depth_runs, is_deep, longest_run
 from .few_columns import few_columns, few_rows
@@ -120,9 +121,10 @@ def _along_columns(
     is_turned = isinstance(stationary, Load) and is_scattered(
         nest, stationary, nest.reuse(stationary), context.options
     )
-    pays = _panel_pays(nest, streamed, vector, depth, context, limits)
     fits = not is_deep(nest, depth, width, is_turned, context, limits)
     may_run = context.options.contract and not any(store.inner for store in nest.stores)
+    streams = may_run and _is_streamed(nest, streamed, vector, depth, context, limits)
+    pays = not streams and _panel_pays(nest, streamed, vector, depth, context, limits)
     if pays and not fits and may_run:
         runs = in_depth_runs(nest, vector, longest_run(nest, width, context, limits), context)
         return _packed(runs, context, limits, staged)
@@ -130,7 +132,7 @@ def _along_columns(
     nest, _ = _stage_still(nest, stationary, True, context, limits, out, staged)
     if pays and fits:
         return out + _panels(nest, streamed, vector, width, context, limits)
-    if may_run and not pays and _is_streamed(nest, streamed, vector, depth, context, limits):
+    if streams:
         if (
             depth > limits.most_runs * ROWS_AT_ONCE
         ):  # sums of sums: rounding errors grow with the number of additions
@@ -158,7 +160,7 @@ def _is_streamed(
         _row_bytes(streamed, inner[0]),
         flat_coefficient(streamed.buf, streamed.index, vector) == 1,
     )
-    few = nest.reuse(streamed) < limits.panel_reuse
+    few = nest.reuse(streamed) < limits.far_panel_reuse
     return (
         few
         and is_row
@@ -430,13 +432,7 @@ class _Panels:
         copied = Store(buf, self._index(at, column), self.pool.rename(streamed, place))
         dims = sizes | ({panel: count} if count > 1 else {}) | {column: width}
         copy = Nest(dims, stores=(copied,), at=self.nest.at)
-        prefetched = {
-            root: rows
-            for load in copy.loads()
-            if isinstance(load, Load)
-            for root, rows in rows_ahead(load, self.reduced[-1], self.limits.rows_ahead).items()
-        }
-        before: list[Stmt] = [scheduled(copy, prefetched=prefetched)]
+        before: list[Stmt] = [self._prefetching(copy, column)]
         shifts = None
         if self.shift is not None:
             sums, shifts = self._shifts(buf, count, width)
@@ -449,6 +445,28 @@ class _Panels:
             *before,
             For(counter, count, (self._product(buf, at, start + at * width, width, shifts),)),
         ]
+
+    def _prefetching(self, copy: Nest, column: str) -> Nest:
+        """The copy of a group, which prefetches far rows.
+
+        Where the copy transposes rows, it takes a vector of columns along all of them, and prefetches the next columns'.
+        Measured on Zen 3, 24 columns of 2 MB of a larger operand: 0.5 ms, 1.0 without prefetches.
+        """
+        row, ahead = self.reduced[-1], self.limits.rows_ahead
+        schedule = choose(copy, self.vectors)
+        if schedule.transpose == row and schedule.vector == column:
+            count, rest = divmod(copy.dims[column], schedule.lanes)
+            if not rest:
+                outer, row, ahead = self.context.names("d"), column, schedule.lanes
+                copy = split(copy, {column: {outer: count, column: ahead}}, self.pool)
+                copy = replace(copy, dims={outer: count, **copy.dims})
+        prefetched = {
+            root: distance
+            for load in copy.loads()
+            if isinstance(load, Load)
+            for root, distance in rows_ahead(load, row, ahead).items()
+        }
+        return scheduled(copy, prefetched=prefetched)
 
     def _shifts(self, buf: Buf, count: int, width: int) -> tuple[Nest, Buf]:
         """Terms that are subtracted from the results, by panel and column."""
