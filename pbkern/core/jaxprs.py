@@ -286,7 +286,7 @@ class _Retrace:
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
         env = {
-            var: _constant(self.constant(const)) for var, const in zip(jaxpr.constvars, consts)
+            var: constant_value(self.constant(const)) for var, const in zip(jaxpr.constvars, consts)
         } | dict(zip(jaxpr.invars, args))
         live, producers = (
             live_equations(jaxpr),
@@ -539,7 +539,7 @@ def _keeps_value(eqn) -> bool:
     return name == "concatenate" and len(eqn.invars) == 1
 
 
-def _constant(value):
+def constant_value(value):
     """A constant as retracing keeps it: scalar literal, broadcast of one, or the array."""
     if (
         isinstance(value, jax.core.Tracer)

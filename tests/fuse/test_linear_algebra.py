@@ -121,6 +121,63 @@ def test_qr(size, more, full, dtype):
 
 
 @few_examples
+@given(size=SIZES, more=st.sampled_from([0, 2]), batch=BATCHES)
+def test_orders_of_rows_that_pivots_make(size, more, batch):
+    height = size + more
+    rng = np.random.default_rng(size)
+    pivots = rng.integers(np.arange(size), height, (*batch, size)).astype(np.int32)
+    orders = ours(lambda p: lax.linalg.lu_pivots_to_permutation(p, height), pivots)
+    for got, exchanged in zip(orders.reshape(-1, height), pivots.reshape(-1, size)):
+        want = np.arange(height)
+        for k, other in enumerate(exchanged):
+            want[[k, other]] = want[[other, k]]
+        np.testing.assert_array_equal(got, want)
+
+
+@settings(few_examples, max_examples=12)
+@given(
+    size=SIZES,
+    more=st.sampled_from([0, 2]),
+    batch=BATCHES,
+    dtype=DTYPES,
+    left=st.booleans(),
+    turned=st.booleans(),
+)
+def test_products_with_reflectors(size, more, batch, dtype, left, turned):
+    height = size + more
+    a = matrices(*batch, height, size, dtype=dtype)
+    c = matrices(*batch, *((height, 3) if left else (3, height)), dtype=dtype, seed=1)
+
+    def f(a, c):
+        reflectors, factors = jnp.linalg.qr(a, mode="raw")
+        return lax.linalg.ormqr(reflectors.mT, factors, c, left=left, transpose=turned)
+
+    for got, matrix, other in zip(
+        ours(f, a, c).reshape(-1, *c.shape[-2:]),
+        a.astype("f8").reshape(-1, height, size),
+        c.astype("f8").reshape(-1, *c.shape[-2:]),
+    ):
+        q = scipy.linalg.qr(matrix)[0]
+        q = q.T if turned else q
+        close(got, q @ other if left else other @ q, dtype, 5)
+
+
+def test_tall_matrices_are_factored_in_loops_alone():
+    """Least squares of more rows than LARGEST_SIZE, as steps of Gauss and Newton have them."""
+    a, b = matrices(60, 3), matrices(60, seed=1)
+
+    def fit(a, b):
+        q, r = jnp.linalg.qr(a)
+        return lax.linalg.triangular_solve(r, (q.T @ b)[:, None], left_side=True)[:, 0]
+
+    def loop(a, b):
+        return lax.fori_loop(0, 4, lambda _, x: x + fit(a, b - a @ x), jnp.zeros(3, a.dtype))
+
+    close(ours(loop, a, b), np.linalg.lstsq(a, b, rcond=None)[0], a.dtype)
+    assert planned(fit, a.astype("f4"), b.astype("f4")).left_to_xla()
+
+
+@few_examples
 @given(size=SIZES, batch=BATCHES, dtype=DTYPES, lower=st.booleans())
 def test_symmetric_eigenvalues(size, batch, dtype, lower):
     """Only one triangle is read; eigenvectors have no sign of their own."""

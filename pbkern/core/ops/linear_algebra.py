@@ -125,6 +125,14 @@ def _triangular_solve(params, matrix, right) -> list:
     return [solution if is_left else _turned(solution)]
 
 
+def _exchanged(x, k, other) -> tuple:
+    """x with two rows exchanged, and the row that comes to k."""
+    row = _index(x, DOWN)
+    arrives = _total(_where(row == other, x, _zero(x)), DOWN)
+    rest = _where(row == other, _take(x, k, DOWN), x)
+    return _where(row == k, arrives, rest), arrives
+
+
 def _lu(params, matrix) -> list:
     """Factors in one matrix, rows that they were exchanged with, and the order of rows."""
     height, width, *batch = matrix.shape
@@ -134,18 +142,12 @@ def _lu(params, matrix) -> list:
     pivots = jnp.zeros((1, count, *batch), np.int32)
     place = _index(pivots, ACROSS)
 
-    def exchanged(x, k, other):
-        """x with two rows exchanged, and the row that comes to k."""
-        arrives = _total(_where(row == other, x, _zero(x)), DOWN)
-        rest = _where(row == other, _take(x, k, DOWN), x)
-        return _where(row == k, arrives, rest), arrives
-
     def step(k, state):
         rest, order, pivots = state
         sizes = _where(row >= k, lax.abs(_take(rest, k, ACROSS)), _zero(rest) - 1)
         largest = _line(lax.argmax(sizes, DOWN, np.int32), DOWN)
-        rest, pivot_row = exchanged(rest, k, largest)
-        order, _ = exchanged(order, k, largest)
+        rest, pivot_row = _exchanged(rest, k, largest)
+        order, _ = _exchanged(order, k, largest)
         pivots = _where(place == k, largest, pivots)
         pivot, below = _take(pivot_row, k, ACROSS), _take(rest, k, ACROSS)
         below = _where(pivot == 0, below, below / pivot)
@@ -188,22 +190,54 @@ def _geqrf(params, matrix) -> list:
     return [matrix, lax.squeeze(factors, (DOWN,))]
 
 
+def _lu_pivots_to_permutation(params, pivots) -> list:
+    """The order of rows after rows are exchanged with those of the pivots, one after the other."""
+    pivots = _line(pivots, ACROSS)
+    shape = (params["permutation_size"], *pivots.shape[1:])
+    order = lax.broadcasted_iota(np.int32, shape, DOWN)
+
+    def step(k, state):
+        (order,) = state
+        return _exchanged(order, k, _take(pivots, k, DOWN))[:1]
+
+    (order,) = _steps(len(pivots), step, (order,))
+    return [lax.squeeze(order, (ACROSS,))]
+
+
 def _householder_product(params, reflectors, factors) -> list:
     """The product of reflectors: the last one is applied first to columns of the identity."""
-    count = len(factors)
     row, column = _index(reflectors, DOWN), _index(reflectors, ACROSS)
-    factors, one = _line(factors, DOWN), _zero(reflectors) + 1
+    one = _zero(reflectors) + 1
     identity = jnp.broadcast_to(_where(row == column, one, _zero(one)), reflectors.shape)
+    return _reflected(reflectors, factors, identity, last_first=True)
+
+
+def _ormqr(params, reflectors, factors, matrix) -> list:
+    """The product of reflectors, or its transpose, times a matrix, or a matrix times it."""
+    is_left = params["left"]
+    (product,) = _reflected(
+        reflectors,
+        factors,
+        matrix if is_left else _turned(matrix),
+        last_first=is_left != params["transpose"],
+    )
+    return [product if is_left else _turned(product)]
+
+
+def _reflected(reflectors, factors, matrix, last_first: bool) -> list:
+    """Applies reflectors to the columns of a matrix, the last or the first one first."""
+    count, row = len(factors), _index(reflectors, DOWN)
+    factors, one = _line(factors, DOWN), _zero(reflectors) + 1
 
     def step(number, state):
         (product,) = state
-        k = count - 1 - number
+        k = count - 1 - number if last_first else number
         below = _where(row > k, _take(reflectors, k, ACROSS), _zero(reflectors))
         reflector = _where(row == k, one, below)
         factor = _take(factors, k, ACROSS)
         return (product - factor * reflector * _total(reflector * product, DOWN),)
 
-    return list(_steps(count, step, (identity,)))
+    return list(_steps(count, step, (matrix,)))
 
 
 def _qr(params, matrix) -> list | None:
@@ -334,33 +368,51 @@ RULES: dict[str, Callable[..., list | None]] = {
     "geqrf": _geqrf,
     "householder_product": _householder_product,
     "lu": _lu,
+    "lu_pivots_to_permutation": _lu_pivots_to_permutation,
+    "ormqr": _ormqr,
     "qr": _qr,
     "triangular_solve": _triangular_solve,
 }
 # Those whose steps are few equations.
-OF_SHORT_STEPS = ("cholesky", "triangular_solve")
+OF_SHORT_STEPS = ("cholesky", "lu_pivots_to_permutation", "triangular_solve")
+# Those whose steps work on all rows, of which there may be many more than columns.
+OF_TALL_MATRICES = ("geqrf", "householder_product", "ormqr", "qr")
 
 
-def is_small(eqn) -> bool:
-    """Whether the matrices of a factorisation or a solve are real, have elements, and are at most LARGEST_SIZE."""
-    aval = eqn.invars[0].aval
-    real = aval.dtype in (np.float32, np.float64)
+def matrix_shape(eqn) -> tuple[int, ...]:
+    """The shape of the matrix, or the vector of pivots, that a primitive works on."""
+    vectors = eqn.primitive.name == "lu_pivots_to_permutation"
+    return eqn.invars[0].aval.shape[-1 if vectors else -2 :]
+
+
+def is_small(eqn, tall: bool = True) -> bool:
+    """Whether the matrices of a factorisation or a solve are real, have elements, and are at most LARGEST_SIZE.
+
+    `tall`: matrices of as many elements count where steps work on all rows.
+    """
+    shape, dtype = matrix_shape(eqn), eqn.invars[0].aval.dtype
+    most = max(shape)
+    if tall and eqn.primitive.name in OF_TALL_MATRICES and math.prod(shape) <= LARGEST_SIZE**2:
+        most = min(shape)
+    most = max(most, eqn.params.get("permutation_size", 0))
     return (
-        real and all(var.aval.size for var in eqn.invars) and max(aval.shape[-2:]) <= LARGEST_SIZE
+        dtype in (np.float32, np.float64, np.int32)
+        and all(var.aval.size for var in eqn.invars)
+        and most <= LARGEST_SIZE
     )
 
 
 def is_written(eqn) -> bool:
     """Whether the steps are few and short enough to fuse with what is around them."""
     is_short = eqn.primitive.name in OF_SHORT_STEPS
-    return is_short and eqn.invars[0].aval.shape[-1] <= MOST_WRITTEN_STEPS
+    return is_short and matrix_shape(eqn)[-1] <= MOST_WRITTEN_STEPS
 
 
 def as_equations(eqn, operands: Sequence) -> list | None:
     """The results of a small factorisation or solve, by lax equations; None where LAPACK has more to say."""
     if not is_small(eqn):
         return None
-    batch = operands[0].shape[:-2]
+    batch = operands[0].shape[: -len(matrix_shape(eqn))]
     many = (math.prod(batch),) if math.prod(batch) > 1 else ()
 
     def last(x):

@@ -13,6 +13,7 @@ from jax.extend import core as jex
 from pbkern._jax import params_of
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import passed_over, run_passes
+from pbkern.fuse.cost.kinds import nbytes
 from pbkern.fuse.graph import Inner, Node, order, overwritten
 from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.simplify.literal_operands import operands_as_equations, outputs_as_equations
@@ -104,9 +105,9 @@ def _cause(left: list[Node]) -> Node | None:
 
 
 def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
-    """Do scatters into operands of a body update in place, as XLA's do, instead of copying once per step?"""
-    nodes = inner.partition.nodes
-    if any(map(_copies, nodes)):
+    """Do scatters into large operands of a body update in place, as XLA's do, instead of copying once per step?"""
+    nodes, most_bytes = inner.partition.nodes, parts.limits.most_copied_bytes
+    if any(_copies(node, most_bytes) for node in nodes):
         return False
     given = set(inner.jaxpr.invars)
     groups = [
@@ -114,7 +115,10 @@ def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
         for node in nodes
         if node.kind == "group"
         and any(
-            member.primitive.name in SCATTERS and member.invars[0] in given for member in node.eqns
+            member.primitive.name in SCATTERS
+            and member.invars[0] in given
+            and nbytes(member.invars[0].aval) > most_bytes
+            for member in node.eqns
         )
     ]
     scatter_into_carries(eqn, name, inner)
@@ -122,13 +126,16 @@ def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
     return all(not shared.keys().isdisjoint(member.overwrites) for member in groups)
 
 
-def _copies(node: Node) -> bool:
-    """Does a loop in a loop copy what it scatters into, each time that it begins?"""
+def _copies(node: Node, most_bytes: float) -> bool:
+    """Does a loop in a loop copy more than a few bytes that it scatters into, each time that it begins?"""
     for body in node.inner.values():
         groups, updated = body.partition.groups(), in_place(body)
         if any(group.scatters() and group.own_schedule.aliases for group in groups):
             results = zip(node.outputs, body.jaxpr.outvars)
-            if any(inside in updated and var not in node.shares for var, inside in results):
+            if any(
+                inside in updated and var not in node.shares and nbytes(var.aval) > most_bytes
+                for var, inside in results
+            ):
                 return True
     return False
 

@@ -10,6 +10,7 @@ operand to the results, a program would have to save its block first, so the cop
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from jax.extend import core as jex
@@ -27,7 +28,10 @@ def use_donated(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]
 
     Nothing else reads such an operand, or the group scatters into the carries of loops.
     """
-    _set_aliases(nodes, nodes, jaxpr, donated_pairs(jaxpr, donated))
+    readers = Counter(read for node in nodes for read in node.reads())
+    pairs = donated_pairs(jaxpr, donated)
+    alone = {result: pair for result, pair in pairs.items() if readers[pair] == 1}
+    _set_aliases(nodes, jaxpr, alone)
     for node in nodes:
         for name, inner in node.inner.items():
             scatter_into_carries(node.eqns[0], name, inner)
@@ -35,14 +39,20 @@ def use_donated(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]
 
 
 def scatter_into_carries(eqn, name: str, inner: Inner) -> None:
-    """Sets `aliases` in the body `name` of a loop: if each new carry is the old one with values scattered into it."""
-    nodes = inner.partition.nodes
-    _set_aliases(
-        [node for node in nodes if node.scatters()],
-        nodes,
-        inner.jaxpr,
-        carried(eqn, name, inner.jaxpr),
-    )
+    """Sets `aliases` in the body `name` of a loop: if each new carry is the old one with values scattered into it.
+
+    Groups that run before may read the old one.
+    """
+    groups = [node for node in inner.ordered if node.scatters() and not _overwrites(node)]
+    _set_aliases(groups, inner.jaxpr, carried(eqn, name, inner.jaxpr))
+    safe = overwritten(inner.ordered)
+    for node in groups:
+        if not node.overwrites.keys() <= safe.keys():
+            node.schedule = dataclasses.replace(node.own_schedule, aliases=())
+
+
+def _overwrites(node: Node) -> bool:
+    return node.schedule is not None and bool(node.schedule.aliases)
 
 
 def in_place(inner: Inner) -> dict:
@@ -67,19 +77,13 @@ def carried(eqn, name: str, body: jex.Jaxpr) -> dict:
     return {}
 
 
-def _set_aliases(
-    groups: Sequence[Node], nodes: Sequence[Node], jaxpr: jex.Jaxpr, pairs: dict
-) -> None:
-    """`pairs`: result -> operand of the jaxpr that it may overwrite, if no other of `nodes` reads that."""
-    readers: dict = {}
-    for node in nodes:
-        for read in node.reads():
-            readers.setdefault(read, []).append(node)
+def _set_aliases(groups: Sequence[Node], jaxpr: jex.Jaxpr, pairs: dict) -> None:
+    """`pairs`: result -> operand of the jaxpr that it may overwrite, if that is no result itself."""
     results = [var for var in jaxpr.outvars if not isinstance(var, jex.Literal)]
     pairs = {
         result: pair
         for result, pair in pairs.items()
-        if len(readers.get(pair, ())) == 1 and pair not in results and results.count(result) == 1
+        if pair not in results and results.count(result) == 1
     }
     for node in groups:
         if node.kind == "group" and node.schedule is not None and not node.schedule.aliases:

@@ -26,7 +26,7 @@ from pbkern.fuse.simplify.driver import CONTROL
 
 @dataclass(frozen=True)
 class UpdateLimits:
-    """Which updates are small enough to be a step of their own."""
+    """Which updates are small enough to be a step of their own, and which copies to be made in each step of a loop."""
 
     few_updates: int = threshold(
         1 << 14, "elements that are updated in one program: several take longer to start"
@@ -35,6 +35,11 @@ class UpdateLimits:
         8,
         "elements of an array for each in its window: a larger window is updated by arithmetic on "
         "the whole, which fuses. Source: not recorded",
+    )
+    most_copied_bytes: int = threshold(
+        1 << 14,
+        "bytes of what a step of a loop copies to scatter into it, at most: XLA copies nothing, but takes as long to begin one "
+        "operation. Source: an assumption, of 16 bytes a nanosecond",
     )
 
 

@@ -21,8 +21,8 @@ from pbkern.fuse.graph import Node, Partition
 
 LAPACK = frozenset(
     (
-        "cholesky cholesky_update custom_linear_solve eig eigh hessenberg householder_product lu qr schur svd triangular_solve"
-        " tridiagonal"
+        "cholesky cholesky_update custom_linear_solve eig eigh hessenberg householder_product lu ormqr qr schur svd"
+        " triangular_solve tridiagonal"
     ).split()
 )
 REASON = "it only moves elements, beside operations that are left to XLA"

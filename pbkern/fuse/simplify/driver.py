@@ -21,13 +21,14 @@ from pbkern.core import jaxprs
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.linear_algebra import RULES
 from pbkern.core.passes import threshold
+from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import literal
 
 from .constant_factors import Factors
 from .max_pool_gradient import scatter_to_argmax
 from .powers import write_out
 from .rewrites import REWRITES, UNSAFE, Rewrite
-from .small_factorisations import factored
+from .small_factorisations import factored, in_control_flow
 from .splat_operands import Splat
 
 CONTROL = ("scan", "while", "cond")
@@ -93,7 +94,6 @@ def simplify(
     pooled = functools.partial(scatter_to_argmax, most_offsets=limits.most_window_offsets)
     solver = functools.partial(
         factored,
-        in_loops=_in_control_flow(closed.jaxpr),
         largest_of_many=limits.largest_factored_of_many,
         per_program=min(limits.vectors_per_program * lanes, limits.most_per_program),
     )
@@ -117,17 +117,6 @@ def simplify(
             "div": factors.div,
         }
     return retrace(closed, exact | unsafe | {"platform_index": _branch_for(platform)})
-
-
-def _in_control_flow(jaxpr: jex.Jaxpr) -> set[int]:
-    """Ids of the equations in bodies of loops and branches."""
-    return {
-        id(member)
-        for eqn in jaxprs.equations(jaxpr)
-        if eqn.primitive.name in CONTROL
-        for inner in jaxprs.inner_jaxprs(eqn)
-        for member in jaxprs.equations(inner.jaxpr)
-    }
 
 
 def _long_sums(jaxpr: jex.Jaxpr, fewest_terms: float) -> set:
@@ -219,7 +208,8 @@ def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, caller=None) -> list:
 
     One without a user line, inside a library's function, carries the line of the call.
     """
-    env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
+    values = map(jaxprs.constant_value, consts)
+    env = dict(zip(jaxpr.constvars, values)) | dict(zip(jaxpr.invars, args))
 
     def read(atom):
         return literal(atom) if isinstance(atom, jex.Literal) else env[atom]
@@ -245,9 +235,10 @@ def _simplify_inner(eqn, rewrites: dict) -> dict:
     def inner(value):
         if isinstance(value, jex.ClosedJaxpr):
             avals = [var.aval for var in value.jaxpr.invars]
-            traced = jax.make_jaxpr(
-                lambda *args: keep_types(_run(value, args, rewrites), value.jaxpr.outvars)
-            )(*avals)
+            with during(in_control_flow, True):
+                traced = jax.make_jaxpr(
+                    lambda *args: keep_types(_run(value, args, rewrites), value.jaxpr.outvars)
+                )(*avals)
             return drop_dead(traced)
         return tuple(map(inner, value)) if isinstance(value, tuple) and value else value
 

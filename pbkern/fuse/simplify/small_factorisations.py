@@ -7,7 +7,7 @@ w, V = eigh(A)   ->  a kernel whose programs take some matrices each
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from contextvars import ContextVar
 
 import jax
 
@@ -15,20 +15,21 @@ from pbkern.core.ops import linear_algebra
 from pbkern.dsl.specs import BlockSpec
 from pbkern.dsl.trace import kernel
 
+# Are equations those of a loop's body or of a branch?
+in_control_flow: ContextVar[bool] = ContextVar("in control flow", default=False)
 
-def factored(
-    eqn, operands, *, in_loops: Container[int], largest_of_many: float, per_program: float
-) -> list | None:
+
+def factored(eqn, operands, *, largest_of_many: float, per_program: float) -> list | None:
     """Results of a factorisation or solve of small matrices, None for others.
 
-    in_loops: ids of the equations in control flow. largest_of_many: see Simplify.
-    per_program: matrices that a program of a kernel factors.
+    largest_of_many: see Simplify. per_program: matrices that a program of a kernel factors.
     """
-    if not linear_algebra.is_small(eqn):
+    in_loop = in_control_flow.get()
+    if not linear_algebra.is_small(eqn, tall=in_loop):
         return None
-    *batch, height, width = eqn.invars[0].aval.shape
-    many = math.prod(batch) > 1 and id(eqn) not in in_loops
-    if (many or eqn.primitive.name == "eigh") and max(height, width) > largest_of_many:
+    shape = linear_algebra.matrix_shape(eqn)
+    many = eqn.invars[0].aval.size > math.prod(shape) and not in_loop
+    if (many or eqn.primitive.name == "eigh") and max(shape) > largest_of_many:
         return None
     if linear_algebra.is_written(eqn):
         return linear_algebra.as_equations(eqn, operands)
@@ -38,7 +39,7 @@ def factored(
 def _by_kernel(eqn, operands, per_program: int) -> list | None:
     if jax.eval_shape(lambda *xs: linear_algebra.as_equations(eqn, xs), *operands) is None:
         return None
-    batch = operands[0].shape[:-2]
+    batch = operands[0].shape[: -len(linear_algebra.matrix_shape(eqn))]
     count = math.prod(batch)
     block = per_program if count >= per_program else 1
 
