@@ -593,6 +593,8 @@ def hoist_constants(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def with_constants(closed: jex.ClosedJaxpr, values: Sequence) -> jex.ClosedJaxpr:
     """Makes `values` constants, in the place of the leading operands of a jaxpr that has none: undoes hoist_constants."""
+    if SINCE_0_11:  # leading operands with values are constants
+        return core.ClosedJaxpr(closed.jaxpr, values)
     return core.ClosedJaxpr(
         partial_eval.convert_invars_to_constvars(closed.jaxpr, len(values)), values
     )

@@ -18,6 +18,7 @@ from jax import lax
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
+from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
@@ -107,7 +108,7 @@ class ViewRows:
 
     def inner_params(self, eqn: jex.JaxprEqn) -> dict:
         """The jaxprs of control flow, rewritten. Carries are not viewed: a turn of a loop may write to their memory."""
-        params = eqn.params
+        params = params_of(eqn)
         match eqn.primitive.name:
             case "scan":
                 carries = range(params["num_consts"], params["num_consts"] + params["num_carry"])
