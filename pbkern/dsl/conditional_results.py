@@ -132,7 +132,8 @@ class _Body:
             stored = self._inside(body, operands[first:]).marked
             self.stores_by_value |= bool((stored != self.marked).any())
         elif name == "scan":
-            (body,), first, carried = inner, eqn.params["num_consts"], eqn.params["num_carry"]
+            params, (body,) = _jax.params_of(eqn), inner
+            first, carried = params["num_consts"], params["num_carry"]
             self.marked |= self._inside(body, operands, first, carried).marked
         elif all(len(jaxpr.invars) == len(operands) for jaxpr in inner):
             for jaxpr in inner:

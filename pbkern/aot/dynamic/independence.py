@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern._jax import bind_again, user_line
+from pbkern._jax import bind_again, params_of, user_line
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import called_jaxpr, inner_jaxprs
 from pbkern.core.lazy_dataclass import dataclass
@@ -499,7 +499,7 @@ def _until_stable(step: Callable[[list[Sets]], list[Sets]], carry: list[Sets]) -
 
 def _scan(follower: _Follower, eqn, given: list[Sets]) -> list[Sets]:
     """Steps share their sets: an element of one step counts for all."""
-    params = eqn.params
+    params = params_of(eqn)
     constants, carried = params["num_consts"], params["num_carry"]
     fixed, carry = given[:constants], given[constants : constants + carried]
     along = [
