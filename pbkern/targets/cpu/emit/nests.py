@@ -68,7 +68,7 @@ class CpuNestEmitter:
         strided = StridedAccesses(places, vectors)
         self.expressions = ExpressionValues(places, self.promoted, strided, kernel)
         rows = InterleavedRows(self.promoted, strided, self.expressions)
-        self.stores = Stores(places, self.promoted, self.expressions, rows)
+        self.stores = Stores(places, self.promoted, self.expressions, rows, vectors)
         self.reducer = Reducer(places, self.promoted, self.expressions, self.stores)
         self.horizontal = HorizontalReductions(text)
         self.epilogue = Epilogue(text, self.promoted, self.stores, vectors)

@@ -8,6 +8,7 @@ from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Store
 from pbkern.lower.nest.reductions import width
+from pbkern.targets.cpu.machines.machine import Vectors
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_stores
 
 from .addressing import Addressing, NestWalk, Point, Tail, memref
@@ -15,6 +16,10 @@ from .expressions import ExpressionValues
 from .interleave_chains import interleave_points
 from .interleaved_rows import InterleavedRows
 from .promoted_loops import PromotedLoops
+
+# Bits of the vectors from which on stores are masked by registers of their own. On Zen 3 a masked
+# store of AVX takes tens of operations (Agner Fog's tables: VMASKMOVPS to memory).
+MASKED_BITS = 512
 
 
 class Stores:
@@ -31,9 +36,10 @@ class Stores:
         promoted: PromotedLoops,
         expressions: ExpressionValues,
         rows: InterleavedRows,
+        vectors: Vectors,
     ):
         self.text, self.places, self.promoted = places.text, places, promoted
-        self.expressions, self.rows = expressions, rows
+        self.expressions, self.rows, self.vectors = expressions, rows, vectors
         self.streamed: frozenset[Buf] = frozenset()
         self.streams = False
 
@@ -143,6 +149,15 @@ class Stores:
         if not moves:
             self._store_scalar(walk, block, store, stored, mask, point)
             return
+        if (
+            vector
+            and tail
+            and not (mask or store.guard)
+            and coefficient == 1
+            and self.vectors.bits < MASKED_BITS
+        ):
+            self._store_parts(block, store, stored, tail.live, point, vector)
+            return
         live = self.places.tail_mask(tail, lanes) if tail else None
         if mask is not None:
             mask = b.broadcast(mask, lanes)
@@ -159,6 +174,20 @@ class Stores:
             conditions,
             lambda inner: self._store_vector(walk, inner, store, stored, live, coefficient, point),
         )
+
+    def _store_parts(
+        self, block: Block, store: Store, value: Ssa, live: int, point: Point, vector: str
+    ) -> None:
+        """Stores the first `live` lanes as vectors of a power of two: processors without AVX-512 take long to mask a store."""
+        b = self.text.builder(block, value.lanes)
+        first = 0
+        while first < live:
+            count = 1 << (live - first).bit_length() - 1
+            part = b.shuffle(value, value, range(first, first + count))
+            at = {**point, vector: point.get(vector, 0) + first}
+            _, address = self.places.address(block, store.buf, store.index, at)
+            self.text.store_vector(block, part, (store.buf.root.name, address), memref(store.buf))
+            first += count
 
     def _store_vector(
         self,
