@@ -279,6 +279,10 @@ def _copied(eqn, operands: Sequence) -> list | None:
         or not _is_plain(primitive)
     ):
         return None
+    if config.eager_constant_folding.value and not any(
+        isinstance(operand, core.Tracer) for operand in operands
+    ):
+        return None
     place = source_info_util.current()
     tracers = []
     for operand, atom in zip(operands, eqn.invars):
