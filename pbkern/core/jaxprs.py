@@ -44,6 +44,7 @@ CALLS = {
     "checkpoint": "jaxpr",
     "custom_lin": "jaxpr",
     "pbkern_call": "jaxpr",
+    "eval_jaxpr": "call_jaxpr",
 }
 
 
