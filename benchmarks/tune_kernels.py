@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 import pbkern
-from pbkern.api.measured.measure import drawn, least_seconds
+from pbkern.api.measured.measure import RARE_MOMENTS, drawn, least_seconds
 from pbkern.api.measured.tuned_parameters import Making
 from pbkern.core import config
 
@@ -176,7 +176,9 @@ def compare(case: Case, budget: float) -> dict[str, float]:
     fastest = sorted(times, key=times.__getitem__)[:AGAIN]
     found = next(point for point in points if making.paste(point) == tuned.paste)
     again = [points[0], found, *fastest]
-    default, ours, *best = least_seconds([calls[point] for point in again], AGAIN_SECONDS)
+    default, ours, *best = least_seconds(
+        [calls[point] for point in again], AGAIN_SECONDS, RARE_MOMENTS
+    )
     return {
         "candidates": len(points),
         "tried": len(tuned.candidates),

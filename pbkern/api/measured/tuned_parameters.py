@@ -25,6 +25,7 @@ import jax
 
 from pbkern.api.measured.measure import (
     MIN_CALLS,
+    RARE_MOMENTS,
     compared,
     drawn,
     first_difference,
@@ -83,7 +84,7 @@ class ParameterTuning:
       name: the kernel's.
       best: parameters of the fastest candidate; those of the default where nothing is faster.
       kernel: the kernel with them, callable.
-      before, after: seconds of a call with the default and with `best`, least of alternating calls.
+      before, after: seconds of a call with the default and with `best`, of alternating calls.
       candidates: what was tried, in order.
       space_size: candidates that there are.
       remembered: whether an earlier search, perhaps of another process, had found `best` already.
@@ -389,8 +390,8 @@ class _Search:
         points.sort(key=self.times.__getitem__)
         while len(points) > MEASURED_AGAIN:
             calls = [self.calls[point] for point in points]
-            for point, seconds in zip(points, least_seconds(calls, self.left() * ROUND_SHARE)):
-                self.times[point] = min(seconds, self.times[point])
+            again = least_seconds(calls, self.left() * ROUND_SHARE, RARE_MOMENTS)
+            self.times |= zip(points, again)
             points.sort(key=self.times.__getitem__)
             points = points[: max(len(points) // 2, MEASURED_AGAIN)]
         return points
