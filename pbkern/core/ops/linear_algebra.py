@@ -386,9 +386,9 @@ def matrix_shape(eqn) -> tuple[int, ...]:
 
 
 def is_small(eqn, tall: bool = True) -> bool:
-    """Whether the matrices of a factorisation or a solve are real, have elements, and are at most LARGEST_SIZE.
+    """Whether what a factorisation or a solve takes, real matrices or pivots, has elements, and at most LARGEST_SIZE rows and columns.
 
-    `tall`: matrices of as many elements count where steps work on all rows.
+    `tall`: matrices of as many elements as LARGEST_SIZE squared are small too, where steps work on all rows.
     """
     shape, dtype = matrix_shape(eqn), eqn.invars[0].aval.dtype
     most = max(shape)

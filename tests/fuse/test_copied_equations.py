@@ -1,0 +1,61 @@
+"""`bind_again` copies equations whose operands have their types, and binds others: both give the function that `bind` gives."""
+
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from pbkern import _jax
+from pbkern.core.jaxprs import evaluate
+
+FUNCTIONS = {
+    "weak types": lambda x: (x * 2 + 1.5).astype("int8") * 3,
+    "shapes": lambda x: jnp.broadcast_to(x.reshape(6, 1), (6, 4)).T[::-1],
+    "constants": lambda x: (
+        x + np.arange(6, dtype=np.float32).reshape(2, 3) + lax.iota("float32", 3)
+    ),
+    "several results": lambda x: lax.sort((x, x * x), num_keys=1),
+    "loops": lambda x: lax.fori_loop(0, 3, lambda n, y: jnp.sin(y) * n, x),
+    "conversions": lambda x: lax.convert_element_type(x, jnp.bfloat16) + jnp.bfloat16(2),
+}
+
+
+def again(closed):
+    """The function, each of whose equations is bound again."""
+    bind = lambda eqn, *operands: _jax.bind_again(eqn, operands)
+    run = lambda *args: evaluate(closed.jaxpr, closed.consts, args, bind=bind)
+    return jax.make_jaxpr(run)(*closed.in_avals)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_copies_are_what_bind_makes(name):
+    closed = jax.make_jaxpr(FUNCTIONS[name])(np.ones((2, 3), np.float32))
+    with mock.patch.object(_jax, "_copied", lambda eqn, operands: None):
+        bound = again(closed)
+    copied = again(closed)
+    assert str(copied) == str(bound)
+    assert copied.out_avals == bound.out_avals
+
+
+def test_operands_of_another_type_are_bound():
+    closed = jax.make_jaxpr(lambda x: jnp.sin(x) + x)(np.ones(3, np.float32))
+    double = jax.make_jaxpr(
+        lambda x: evaluate(
+            closed.jaxpr, (), [x], bind=lambda eqn, *operands: _jax.bind_again(eqn, operands)
+        )
+    )(np.ones(3, np.float16))
+    assert double.out_avals[0].dtype == np.float16
+
+
+def test_constants_are_computed_where_they_are_to_be():
+    closed = jax.make_jaxpr(lambda x: x * 3)(np.int32(2))
+
+    def fold(x):
+        with jax.ensure_compile_time_eval():
+            (six,) = _jax.bind_again(closed.eqns[0], [np.int32(2), np.int32(3)])
+        return x + int(six)
+
+    assert int(jax.jit(fold)(1)) == 7
