@@ -386,7 +386,7 @@ def matrix_shape(eqn) -> tuple[int, ...]:
 
 
 def is_small(eqn, tall: bool = True) -> bool:
-    """Whether what a factorisation or a solve takes, real matrices or pivots, has elements, and at most LARGEST_SIZE rows and columns.
+    """Whether real matrices, or pivots, have elements and are at most LARGEST_SIZE in rows and columns.
 
     `tall`: matrices of as many elements as LARGEST_SIZE squared are small too, where steps work on all rows.
     """

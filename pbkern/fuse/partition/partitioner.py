@@ -110,8 +110,8 @@ class GrowthLimits(TimeTilingLimits, UpdateLimits):
     )
     share_along: int = threshold(
         4,
-        "divisor of a long group's length: so many equations join it at once. A chain of 4,000 operations grew in 0.6 s, in 1.9 with "
-        "64 at once, to the same kernel. Zen 3, 27 November 2026",
+        "divisor of a long group's length: so many of its equations join at once. A chain of 4,000 operations grew in 0.6 s "
+        "to the same kernel, in 1.9 with 64 at once. Zen 3, 27 November 2026",
     )
     most_copies: int = threshold(
         8, "kernels that compute a value of several arrays again, each reading all of them"
