@@ -89,6 +89,8 @@ def test_operations_on_one(name, dtype):
         name in ("exp", "rsqrt") and dtype.itemsize < 4
     ):  # rounded once in float32, here after each step
         np.testing.assert_allclose(run(name, [x], dtype), want.astype("f"), rtol=2e-2)
+    elif name == "rsqrt":  # XLA improves an estimate of AVX-512's: the last bit may differ
+        np.testing.assert_array_max_ulp(run(name, [x], dtype), want, maxulp=1)
     else:
         same(run(name, [x], want.dtype), want, want.dtype)
 

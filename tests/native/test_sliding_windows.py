@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pbkern
+from pbkern import config
 
 
 def five_points(a):
@@ -76,11 +77,14 @@ def test_integers():
 
 
 @pytest.mark.skipif(
-    pbkern.cpu.machine().vector_bits < 512, reason="narrower vectors straddle fewer lines"
+    pbkern.cpu.machine().vector_bits < 512, reason="this computer cannot run code for x86-64-v4"
 )
 def test_mechanism_is_at_work():
+    """Where a load across two lines costs two accesses; processors for which it costs one need no shuffles."""
     x = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
-    assert "vector.shuffle" in pbkern.jit(iterate(five_points, 50)).as_text(x, stage="mlir")
+    with config.override(machine="x86-64-v4"):
+        text = pbkern.jit(iterate(five_points, 50)).as_text(x, stage="mlir")
+    assert "vector.shuffle" in text
 
 
 # ---------------------------------------------------------------- stages
