@@ -101,6 +101,15 @@ class Record:
         words = f"{self.versions['cpu'].split(' as ')[-1]} {self.versions['cores']} cores"
         return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
+    def over(self, stored: Record) -> Record:
+        """These rows in place of those of the same workloads in an earlier record of the machine; its other rows stay."""
+        new = {row.name: row for row in self.rows}
+        rows = [new.pop(row.name, row) for row in stored.rows] + list(new.values())
+        measured = {row.name for row in self.rows}
+        return Record(
+            self.versions, rows, [*self.failed, *(n for n in stored.failed if n not in measured)]
+        )
+
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
 
@@ -300,9 +309,15 @@ def replace_section(text: str, title: str, section: str) -> str:
 
 
 def write(record: Record, plotted: bool = False) -> pathlib.Path:
-    """Stores a record, writes its page and the index of all stored records; returns the page's path."""
+    """Stores a record, writes its page and the index of all stored records; returns the page's path.
+
+    Workloads that the record lacks keep the rows that an earlier one of the same machine has.
+    """
     MEASURED.mkdir(exist_ok=True)
-    (MEASURED / f"{record.name}.json").write_text(record.as_json())
+    stored = MEASURED / f"{record.name}.json"
+    if stored.exists():
+        record = record.over(Record.from_json(stored.read_text()))
+    stored.write_text(record.as_json())
     path = INDEX.with_suffix("") / f"{record.name}.md"
     path.parent.mkdir(exist_ok=True)
     path.write_text(page(record, plotted))

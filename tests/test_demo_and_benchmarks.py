@@ -58,6 +58,15 @@ def test_a_page_has_every_kernel_with_both_times():
     assert "| rms_norm | k1 | 1000 | 500 | 0.50 |" in text
 
 
+def test_a_run_of_some_workloads_keeps_the_rows_of_the_rest():
+    old, new = record(), record(peer=5e-4)
+    other = dataclasses.replace(old.rows[0], name="softmax")
+    stored = Record(old.versions, [*old.rows, other], ["blur", "rms_norm"])
+    merged = new.over(stored)
+    assert merged.rows == [new.rows[0], other]
+    assert merged.failed == ["blur"]
+
+
 def test_every_machine_has_a_page_and_a_line_of_the_index(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "MEASURED", tmp_path / "measured")
     monkeypatch.setattr(report, "INDEX", tmp_path / "benchmarks.md")
