@@ -83,6 +83,6 @@ def _next_columns(nest: Nest, schedule: NestSchedule) -> dict[Buf, int]:
         for load in nest.loads()
         if isinstance(load, Load)
         and is_far(load.buf)
-        and flat_coefficient(load.buf, load.index, schedule.transpose) == 1
-        and abs(flat_coefficient(load.buf, load.index, schedule.along)) > schedule.lanes
+        and flat_coefficient(load.buf, load.index, schedule.transpose or "") == 1
+        and abs(flat_coefficient(load.buf, load.index, schedule.along or "")) > schedule.lanes
     }
