@@ -15,7 +15,6 @@ from itertools import groupby
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Accumulator, Nest, Op, nodes
-from pbkern.targets.cpu.machines.machine import Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_stores
 
@@ -24,22 +23,18 @@ from .interleave_chains import MOST_INTERLEAVED
 from .promoted_loops import PromotedLoops
 from .stores import Stores
 
-# Cost (vector operations, targets/cpu/math/op_cycles.py) of what follows a sum, from which it is
-# long. Measured on Zen 4, 32 registers: bias and gelu 1.1 times as fast in a loop, roots and tanh
-# alone .92 to .96 times.
-LONG_EPILOGUE = 16.0
-# That cost where 16 registers hold the sums alone: the constants of any function take some of them
-# through the whole product. Measured on Zen 3: a product of 2048 x 512 x 512 with tanh took 20 ms,
-# in a loop 13; with exp 21 and 15.
-LONG_WITHOUT_SPARE_REGISTERS = 4.0
+# Cost (vector operations, targets/cpu/math/op_cycles.py) of what follows a sum, from which it is long. On Zen 4, products
+# of 64, 256 and 1024 columns with tanh, silu or roots: as fast in a loop, with half of the time to compile. On Zen 3, whose 16
+# registers hold the sums alone, constants of the function took some of them through the whole product: 2048 x 512 x 512 with
+# tanh 20 ms, in a loop 13; with exp 21 and 15.
+LONG_EPILOGUE = 4.0
 
 
 class Epilogue:
     """Owns what follows reductions."""
 
-    def __init__(self, text: Text, promoted: PromotedLoops, stores: Stores, vectors: Vectors):
+    def __init__(self, text: Text, promoted: PromotedLoops, stores: Stores):
         self.text, self.promoted, self.stores = text, promoted, stores
-        self.vectors = vectors
 
     def emit(
         self, walk: NestWalk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
@@ -106,10 +101,7 @@ class Epilogue:
         )
         if dim is None or not plain or dim == walk.sched.transpose:
             return None, 0
-        spare = self.vectors.registers > 16
-        if _cost_of_point(walk.nest, {dim, walk.sched.along}) < (
-            LONG_EPILOGUE if spare else LONG_WITHOUT_SPARE_REGISTERS
-        ):
+        if _cost_of_point(walk.nest, {dim, walk.sched.along}) < LONG_EPILOGUE:
             return None, 0
         rows = [
             [{axis: offset for axis, offset in place.items() if axis != dim} for place in row]

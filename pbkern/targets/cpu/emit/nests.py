@@ -71,7 +71,7 @@ class CpuNestEmitter:
         self.stores = Stores(places, self.promoted, self.expressions, rows, vectors)
         self.reducer = Reducer(places, self.promoted, self.expressions, self.stores)
         self.horizontal = HorizontalReductions(text)
-        self.epilogue = Epilogue(text, self.promoted, self.stores, vectors)
+        self.epilogue = Epilogue(text, self.promoted, self.stores)
         self.tiles = TileProducts(text)
         self.plain = False
         self.has_scalar_loops = False
