@@ -69,3 +69,23 @@ def test_mechanisms_are_at_work():
     words = nests(jnp.matmul, (8192, 2048), (2048, 8), dtype="bfloat16")
     assert "dot by dpbf16ps= %a0.words" in words
     assert "d1<8, k2<1024*" in words
+
+
+@pytest.mark.parametrize(("columns", "rows", "depth"), [(112, 256, 320), (35, 7, 33), (112, 1, 9)])
+def test_channels_of_images(columns, rows, depth):
+    """Few channels, as of an image that is resized: vectors run along the weights' columns, which are neighbours."""
+    f = lambda w, x: jnp.einsum("kx,ykc->xyc", w, x)
+    r = np.random.default_rng(0)
+    got, wide = compared(
+        f, r.normal(size=(depth, columns)), r.normal(size=(rows, depth, 3)), dtype="float32"
+    )
+    want = np.einsum("kx,ykc->xyc", *wide)
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
+def test_channels_of_images_leave_the_weights_in_place():
+    f = lambda w, x: jnp.einsum("kx,ykc->xyc", w, x)
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((320, 112), (256, 320, 3))]
+    text = lowered(f, *shapes)
+    assert text.count("nest [") == 1
+    assert "vector='d0'" in text

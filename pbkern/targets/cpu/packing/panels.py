@@ -93,10 +93,23 @@ def pack(
         return [nest]
     vector, streamed, stationary = operands
     if nest.dims[vector] < limits.fewest_columns:
+        if _walks_results(nest, stationary, context):
+            return [nest]
         out = list[Stmt]()
         nest, _ = _stage_still(nest, stationary, True, context, limits, out, staged)
         return [*out, nest]
     return _along_columns(nest, vector, streamed, stationary, context, limits, staged)
+
+
+def _walks_results(nest: Nest, stationary: Expr, context) -> bool:
+    """Whether vectors along neighbours of the operand that would be broadcast are the best: a copy would take them apart."""
+    vector = choose(nest, context.options.vectors, context.options.contract).vector
+    return (
+        vector is not None
+        and vector not in nest.rdims
+        and isinstance(stationary, Load)
+        and flat_coefficient(stationary.buf, stationary.index, vector) == 1
+    )
 
 
 def _along_columns(
