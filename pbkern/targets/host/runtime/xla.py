@@ -431,10 +431,14 @@ def _gathered(inputs: int, output_bytes: tuple[int, ...]) -> list[str]:
             f"%inputs = arith.constant {inputs} : i64",
             "%placed = arith.cmpi ne, %count, %inputs : i64",
         ]
-    for k in range(inputs + len(output_bytes)):
-        out = k - inputs
-        if out < 0 or not large:
-            load(f"%buffer{k}", *(("%args", 8 * k) if out < 0 else ("%rets", 8 * out)))
+    lines += _copied_addresses("args", 0, inputs)
+    huge = any(size >= arena.HUGE_BYTES for size in output_bytes)
+    if not large and not huge:
+        return lines + _copied_addresses("rets", inputs, len(output_bytes))
+    for out, size in enumerate(output_bytes):
+        k = inputs + out
+        if not large:
+            load(f"%buffer{k}", "%rets", 8 * out)
         else:  # among the results, or among places that follow the operands
             base, index = (
                 ("%args", inputs + large.index(out))
@@ -452,9 +456,32 @@ def _gathered(inputs: int, output_bytes: tuple[int, ...]) -> list[str]:
             f"%slot{k} = llvm.getelementptr %buffers[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8"
         )
         lines.append(f"llvm.store %data{k}, %slot{k} : !llvm.ptr, !llvm.ptr")
-        if out >= 0 and output_bytes[out] >= arena.HUGE_BYTES:
-            lines.append(f"%bytes{k} = arith.constant {output_bytes[out]} : i64")
+        if size >= arena.HUGE_BYTES:
+            lines.append(f"%bytes{k} = arith.constant {size} : i64")
             lines.append(
                 f"func.call @{PREFIX}pbk_huge(%data{k}, %bytes{k}) : (!llvm.ptr, i64) -> ()"
             )
     return lines
+
+
+def _copied_addresses(source: str, first: int, count: int) -> list[str]:
+    """Lines that store the addresses of `count` of XLA's buffers in %buffers, from its place `first` on.
+
+    A loop: code of its own for each of hundreds of operands takes longer to compile than the kernels of a small function.
+    """
+    if not count:
+        return []
+    return [
+        f"%{source}_zero = arith.constant 0 : i64",
+        f"%{source}_one = arith.constant 1 : i64",
+        f"%{source}_count = arith.constant {count} : i64",
+        f"%{source}_slots = llvm.getelementptr %buffers[{8 * first}] : (!llvm.ptr) -> !llvm.ptr, i8",
+        f"scf.for %k = %{source}_zero to %{source}_count step %{source}_one : i64 {{",
+        f"  %at = llvm.getelementptr %{source}[%k] : (!llvm.ptr, i64) -> !llvm.ptr, !llvm.ptr",
+        "  %buffer = llvm.load %at : !llvm.ptr -> !llvm.ptr",
+        "  %data_p = llvm.getelementptr %buffer[24] : (!llvm.ptr) -> !llvm.ptr, i8",
+        "  %data = llvm.load %data_p : !llvm.ptr -> !llvm.ptr",
+        f"  %slot = llvm.getelementptr %{source}_slots[%k] : (!llvm.ptr, i64) -> !llvm.ptr, !llvm.ptr",
+        "  llvm.store %data, %slot : !llvm.ptr, !llvm.ptr",
+        "}",
+    ]
