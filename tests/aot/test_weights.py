@@ -385,7 +385,7 @@ def test_variables_of_tensorflow(tmp_path):
         )(X)
         given = [X, scale.numpy()] if place == "arguments" else [X]
         want = X * scale.numpy() + table.numpy()
-        np.testing.assert_allclose(made.load()(*given), want, rtol=1e-6)
+        np.testing.assert_allclose(made.load()(*given), want, rtol=1e-6, atol=1e-6)
         assert ("scaled_weights" in made.header) == (place == "arguments")
 
 
