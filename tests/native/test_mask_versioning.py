@@ -111,3 +111,11 @@ def test_operands_under_masks_that_always_hold_are_read_in_place():
         np.testing.assert_allclose(
             native(k, x, w)[0], x @ w.reshape(4, 16, 32), rtol=1e-4, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("shift", [100, -7, 39_999, 20_000])
+def test_elements_that_come_around(shift):
+    """Most programs read one end of the array alone: they have no test, and no load of what is far outside."""
+    x = np.arange(40_000, dtype=np.float32)
+    rolled = pbkern.jit(lambda a: jnp.roll(a, shift))
+    np.testing.assert_array_equal(rolled(x), np.roll(x, shift))

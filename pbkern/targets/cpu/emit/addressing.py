@@ -130,6 +130,25 @@ class Addressing:
         low, high = affine.bounds(lambda dim: walk.nest.dims[dim] + walk.reach(dim))
         return low >= 0 and high < extent
 
+    def reached(
+        self, walk: NestWalk, block: Block, position: Affine, extent: int, point: Point, lanes: int
+    ) -> str | None:
+        """Whether some lane's index is inside an axis, i1; None where each vector is known to end within one of the axis.
+
+        A masked access whose lanes are all off still looks up its page, and takes hundreds of cycles where none is there.
+        Measured on Zen 4, jnp.roll of two million elements: 25 ms with such loads, 0.4 without.
+        """
+        step = position.coefficient(walk.sched.along)
+        span = (lanes - 1) * abs(step)
+        if position.symbols <= walk.nest.dims.keys():
+            low, high = position.bounds(lambda dim: walk.nest.dims[dim] + walk.reach(dim))
+            if low > -lanes and high < extent + lanes:
+                return None
+        offset = sum(position.coefficient(dim) * shift for dim, shift in point.items())
+        _, last = self.text.affine(block, position, offset + (span if step > 0 else 0))
+        count = self.text.index(extent + span)
+        return self.text.put(block, "arith.cmpi", (last, count), "index", " ult, %s, %s")
+
     def guard_masks(
         self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, lanes: int
     ) -> tuple[list[Ssa], list[str]]:

@@ -353,6 +353,11 @@ class Loader:
                     masks.append(
                         self.places.in_range(walk, block, (position, 0, extent), point, lanes)
                     )
+                    reached = self.places.reached(walk, block, position, extent, point, lanes)
+                    if reached is not None:
+                        name = self.text.put(
+                            block, "arith.select", (reached, name, self.text.index(0)), "index"
+                        )
                 else:
                     name = self.text.put(block, "arith.maxsi", (name, self.text.index(0)), "index")
                     name = self.text.put(

@@ -200,6 +200,13 @@ class Stores:
         point: Point,
     ) -> None:
         _, address = self.places.address(block, store.buf, store.index, point)
+        for position, extent in zip(store.index, store.buf.shape) if store.guard else ():
+            if position.coefficient(walk.sched.along):
+                reached = self.places.reached(walk, block, position, extent, point, value.lanes)
+                if reached is not None:
+                    address = self.text.put(
+                        block, "arith.select", (reached, address, self.text.index(0)), "index"
+                    )
         memref_type, name = memref(store.buf), store.buf.root.name
         if coefficient == 1:
             past = store.buf.root in self.streamed and live is None
