@@ -59,7 +59,7 @@ from pbkern.fuse.loops.invariant_hoisting import HoistInvariants
 from pbkern.fuse.loops.mask_sinking import SinkMasks
 from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.partition.donation import donated_pairs, use_donated
-from pbkern.fuse.partition.passes import WHOLE_PASSES, partition
+from pbkern.fuse.partition.passes import KERNEL_PASSES, WHOLE_PASSES, partition
 from pbkern.fuse.simplify.driver import Simplify
 from pbkern.fuse.simplify.literal_operands import operands_as_equations
 from pbkern.fuse.simplify.proved_ranges import drop_proved_ranges
@@ -252,6 +252,8 @@ def plan(
         pairs = donated_pairs(simple.jaxpr, donated)
         parts = partition(simple, machine, supports, options, name, pairs)
         run_passes("partition", WHOLE_PASSES, parts, options, of=name)
+        outputs = {var for var in simple.jaxpr.outvars if not isinstance(var, jex.Literal)}
+        run_passes("partition", KERNEL_PASSES, parts, wanted, outputs, of=name)
         apply(parts.groups(), choices, machine)
     parts.edges[:0] = wanted.edges
     use_donated(parts.nodes, simple.jaxpr, donated)
