@@ -53,7 +53,8 @@ class UnrollSmallDimensions:
 
     most_loop_points: int = threshold(
         16,
-        "points, reduced ones too, of each nest of a loop that is taken apart altogether: a matrix of 4 x 4 by a vector. "
+        "points, reduced ones too, of each nest of a loop that is taken apart altogether, with results as many as "
+        "components: a matrix of 4 x 4 by a vector. "
         "Source: not recorded",
     )
     most_loop_nodes: int = threshold(
@@ -99,8 +100,10 @@ class UnrollSmallDimensions:
 
     def _is_few(self, nest: Nest) -> bool:
         points = math.prod(nest.dims.values())
+        results = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)
         written_out = may_unroll_reductions(nest) if nest.rdims else not nest.ordered
-        return 1 <= points <= self.most_loop_points and written_out
+        few = results <= self.most_components and 1 <= points <= self.most_loop_points
+        return few and written_out
 
     def _axes_of_components(self, nests: Iterable[Nest]) -> set[Axis]:
         """Short axes along which some nest uses single components."""
