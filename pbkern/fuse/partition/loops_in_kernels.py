@@ -122,7 +122,7 @@ def _avals(node: Node, equations: Sequence[jex.JaxprEqn]) -> Iterator:
 
 @dataclass(frozen=True)
 class KernelLoop:
-    """What a kernel's loop runs: `node` of control flow, after groups that make `constants`, which it reads."""
+    """Control flow inside a kernel: `node`, which reads what groups of nothing, `constants`, make in front of it."""
 
     node: Node
     constants: tuple[Node, ...]
@@ -134,7 +134,7 @@ class KernelLoop:
         return params_of(eqn)["length"] if eqn.primitive.name == "scan" else 1
 
     def reads(self) -> list[jex.Var]:
-        """What others make of it."""
+        """Values that the loop reads and others make."""
         constants = {var for node in self.constants for var in node.outputs}
         return [var for var in dict.fromkeys(atoms(self.node.eqns[0])) if var not in constants]
 
