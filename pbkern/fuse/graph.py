@@ -67,6 +67,8 @@ class Node:
 
         Memoised: asked far more often than `eqns`, a list that is replaced, changes.
         """
+        if self.schedule is not None and self.schedule.loop is not None:
+            return frozenset(self.schedule.loop.reads())
         if self._reads_memo[0] is not self.eqns or self._reads_memo[1] is not self.finish:
             eqns = [*self.eqns, *(self.finish.eqns if self.finish else ())]
             computed = {var for eqn in eqns for var in eqn.outvars}

@@ -46,6 +46,7 @@ from pbkern.fuse.indexing.gather_to_select import GathersToSelects
 from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
 from pbkern.fuse.indexing.reshape_motion import MoveReshapes
 from pbkern.fuse.indexing.row_views import ViewRows
+from pbkern.fuse.indexing.slices_of_cases import read_cases
 from pbkern.fuse.indexing.static_updates import UpdatesToSelects
 from pbkern.fuse.indexing.transpose_motion import move_transposes
 from pbkern.fuse.indexing.transposed_operands import fold_transposes
@@ -58,7 +59,7 @@ from pbkern.fuse.loops.invariant_hoisting import HoistInvariants
 from pbkern.fuse.loops.mask_sinking import SinkMasks
 from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.partition.donation import donated_pairs, use_donated
-from pbkern.fuse.partition.passes import WHOLE_PASSES, partition
+from pbkern.fuse.partition.passes import KERNEL_PASSES, WHOLE_PASSES, partition
 from pbkern.fuse.simplify.driver import Simplify
 from pbkern.fuse.simplify.literal_operands import operands_as_equations
 from pbkern.fuse.simplify.proved_ranges import drop_proved_ranges
@@ -137,6 +138,11 @@ FUSE_PASSES = (
         "place updates",
         UpdatesToSelects(),
         "updates at known places are selects, which fuse",
+    ),
+    Pass(
+        "read cases",
+        _of_jaxpr(read_cases),
+        "an update is not stored for one that reads beside it",
     ),
     Pass("repeat first", _of_jaxpr(repeats_to_broadcasts), "repeats are broadcasts, which fuse"),
     Pass(
@@ -246,6 +252,8 @@ def plan(
         pairs = donated_pairs(simple.jaxpr, donated)
         parts = partition(simple, machine, supports, options, name, pairs)
         run_passes("partition", WHOLE_PASSES, parts, options, of=name)
+        outputs = {var for var in simple.jaxpr.outvars if not isinstance(var, jex.Literal)}
+        run_passes("partition", KERNEL_PASSES, parts, wanted, outputs, of=name)
         apply(parts.groups(), choices, machine)
     parts.edges[:0] = wanted.edges
     use_donated(parts.nodes, simple.jaxpr, donated)

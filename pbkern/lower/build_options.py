@@ -70,6 +70,8 @@ class BuildOptions:
         are masked at edges, and are the same everywhere.
       block_copy_bytes: blocks of inputs are copied to scratch, by a loop over the grid dimensions that run in order
         (lower/grid/block_copies.py); those that do not move along them up to this size; 0: blocks are read in place.
+      scalar_loops: loops over arrays of a few elements are written out as operations on single elements, which registers
+        hold from step to step.
       plain: no pass is run that is not required, and emission takes the way that always works: what
         is left when a special way has failed (core/process/fallback.py).
     """
@@ -89,6 +91,7 @@ class BuildOptions:
     may_shift: bool = True
     one_case: bool = False
     block_copy_bytes: int = 0
+    scalar_loops: bool = False
     plain: bool = False
 
     def sorts_in_registers(self, length: int, keys: int, operands: int) -> bool:

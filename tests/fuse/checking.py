@@ -10,6 +10,7 @@ import numpy as np
 
 from pbkern import fuse
 from pbkern.core.machine import DEFAULT_MACHINE
+from pbkern.core.passes import with_settings
 from pbkern.dsl.body_checks.verify import verify
 from pbkern.fuse.tiling import block_search
 from pbkern.targets.costs import model
@@ -19,6 +20,11 @@ from tests.arrays import array
 from .oracle import run_program
 
 COSTS = CpuCosts.of(DEFAULT_MACHINE)
+
+
+def loops_stay_outside():
+    """A `with` block in which no kernel has a loop of the function inside."""
+    return with_settings("put loops in kernels", {"most_equations": 0})
 
 
 def set_sizes(monkeypatch, **sizes):

@@ -6,10 +6,10 @@ import pytest
 
 import pbkern
 from pbkern.core.passes import watched
-from pbkern.fuse.partition.passes import PARTITION_PASSES, WHOLE_PASSES
+from pbkern.fuse.partition.passes import KERNEL_PASSES, PARTITION_PASSES, WHOLE_PASSES
 
 ROWS = jax.ShapeDtypeStruct((256, 64), jnp.float32)
-PASSES = (*PARTITION_PASSES, *WHOLE_PASSES)
+PASSES = (*PARTITION_PASSES, *WHOLE_PASSES, *KERNEL_PASSES)
 NAMES = [step.name for step in PASSES]
 
 

@@ -9,7 +9,7 @@ import pytest
 import pbkern
 from pbkern.core.errors import OptionError
 from pbkern.core.passes import Pass, parsed, run_passes, threshold, with_settings
-from pbkern.fuse.partition.passes import PARTITION_PASSES, WHOLE_PASSES
+from pbkern.fuse.partition.passes import KERNEL_PASSES, PARTITION_PASSES, WHOLE_PASSES
 from pbkern.fuse.pipeline import FUSE_PASSES
 from pbkern.lower.passes.dead_points import DROP_DEAD_POINTS
 from pbkern.lower.passes.shared import SHARED_PASSES
@@ -23,6 +23,7 @@ RECORDS = [
         *FUSE_PASSES,
         *PARTITION_PASSES,
         *WHOLE_PASSES,
+        *KERNEL_PASSES,
         DROP_DEAD_POINTS,
         *SHARED_PASSES,
         *CPU_PASSES,

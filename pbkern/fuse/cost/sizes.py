@@ -31,6 +31,7 @@ class Sizes:
       turned_side: elements along each side of the square blocks from which those of kernels that
         read across rows are searched as well, and parts of planes tried; 0: they are not.
       cuts_planes: whether a plane of few short lines is cut as well where each element is made of several.
+      loop_elements: most elements of each value of a loop's body that runs inside one kernel; 0: loops stay outside.
       even_part: parts of lines are multiples of this many elements, unless they are shorter.
     """
 
@@ -53,4 +54,5 @@ class Sizes:
     shortest_chunk: int
     turned_side: int
     cuts_planes: bool
+    loop_elements: int
     even_part: int

@@ -25,7 +25,7 @@ def block_sizes(
 
     `emitted` makes the kernel of a schedule.
     """
-    if schedule.wave is not None:
+    if schedule.wave is not None or schedule.loop is not None:
         return None
     shape = array_aval(schedule.outputs[0][0]).shape
     rank = len(shape)

@@ -66,6 +66,7 @@ def chosen(node: Node, choice: Choice, machine: CostModel) -> Schedule:
     if choice.blocks is not None:
         fits = (
             model.wave is None
+            and model.loop is None
             and len(choice.blocks) == len(model.blocks)
             and all(block > 0 for block in choice.blocks)
         )
@@ -86,10 +87,10 @@ def chosen(node: Node, choice: Choice, machine: CostModel) -> Schedule:
 def candidates(node: Node, machine: CostModel, count: int) -> list[Choice]:
     """Up to `count` choices of blocks, the one that the group has first, then by the model's price.
 
-    Fronts have none.
+    Fronts and loops have none.
     """
     model = node.own_schedule
-    if model.wave is not None:
+    if model.wave is not None or model.loop is not None:
         return [Choice()]
     outputs = [var for var, _ in model.outputs]
     schedules = alternatives(node.eqns, outputs, model.blocks, machine, count)

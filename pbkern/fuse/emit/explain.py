@@ -463,7 +463,7 @@ def report(name: str, node: Node, options: FuseOptions) -> KernelReport:
         _ops(node),
         cost,
         finish,
-        steps=wave.steps if wave else 1,
+        steps=wave.steps if wave else schedule.loop.steps if schedule.loop else 1,
         run=run,
         precision=precision,
         contexts=tuple(map(context_of_place, _equations(node))),
@@ -480,6 +480,8 @@ def _work(eqn: jex.JaxprEqn, options: FuseOptions) -> float:
 
 def _equations(node: Node) -> Sequence[jex.JaxprEqn]:
     """The equations of a kernel; of a wavefront, those of one step."""
+    if node.schedule is not None and node.schedule.loop is not None:
+        return node.schedule.loop.equations()
     wave = node.schedule.wave if node.schedule is not None else None
     return node.eqns if wave is None else wave.body.jaxpr.eqns
 
@@ -525,7 +527,10 @@ class _EquationPlaces:
         self.readers: dict[jex.Var, set[int]] = {}
         for number, node in enumerate(parts.nodes):
             for eqn in (*node.eqns, *(node.finish.eqns if node.finish else ())):
-                self.makers.setdefault(id(eqn), set()).add(number)
+                if (
+                    node.kind != "control"
+                ):  # loops have refusals of their own: of several steps in one kernel
+                    self.makers.setdefault(id(eqn), set()).add(number)
                 for value in atoms(eqn):
                     self.readers.setdefault(value, set()).add(number)
 

@@ -23,6 +23,7 @@ from pbkern.fuse.tiling.block_search import Schedule
 from .block_sizes import block_sizes
 from .buffer_reuse import assign_slots
 from .group_kernel import array_type, emit_finish, emit_kernel
+from .loop_kernel import emit_loop
 from .online_kernel import emit_online
 from .skewed_kernel import emit_wavefront
 
@@ -189,6 +190,8 @@ def emit_scheduled(name: str, schedule: Schedule, compiler_params: dict) -> Kern
     """The kernel of a group."""
     if schedule.wave is not None:
         return emit_wavefront(name, schedule.wave, compiler_params)
+    if schedule.loop is not None:
+        return emit_loop(name, schedule, schedule.loop, compiler_params)
     if schedule.online is not None:
         return emit_online(
             name,

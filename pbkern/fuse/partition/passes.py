@@ -15,6 +15,7 @@ from .duplicate_producers import DuplicateMasks, share_duplicates
 from .final_reductions import JoinLastStages
 from .join_softmax_chains import JoinSoftmaxChains
 from .leave_layouts_to_xla import LeaveLayouts
+from .loops_in_kernels import LoopsInKernels
 from .masked_blocks import TrimMaskedBlocks
 from .merge_groups import MergeProducers, MergeSiblings
 from .move_consumers import MoveConsumers
@@ -112,6 +113,16 @@ PARTITION_PASSES = (
         "search blocks of products",
         _changing(Partitioner.search_blocks_of_products),
         "from a second starting point, now that groups are final",
+    ),
+)
+
+# What follows behind those: passes that know the target.
+KERNEL_PASSES = (
+    Pass(
+        "put loops in kernels",
+        LoopsInKernels(),
+        "a step that computes little costs less than its launch, and carries stay in registers",
+        when=lambda options, results: options.joins,
     ),
 )
 

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jax.extend import core as jex
 
@@ -65,6 +65,7 @@ class Schedule:
       params: chosen fields of the target's CompilerParams, by name (fuse/emit/choices.py).
       aliases: (operand, result) pairs that share one array (fuse/partition/donation.py).
       wave: the wavefront that takes several steps of a loop, in place of blocks (time_skewing.py).
+      loop: control flow that runs inside the kernel, a node of fuse/graph.py (fuse/partition/loops_in_kernels.py).
       online: how reductions over a long dimension are taken in chunks (online_analysis.py).
       semantics: per grid axis; fused kernels are parallel throughout.
     """
@@ -77,6 +78,7 @@ class Schedule:
     params: tuple[tuple[str, object], ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
     wave: Wavefront | None = None
+    loop: Any = None
     online: Blocks | None = None
 
     @property

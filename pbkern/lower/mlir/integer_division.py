@@ -17,6 +17,7 @@ class Arithmetic(Protocol):
 
     lanes: int
     known: Any
+    math: Any
     emit: Emit
 
     def with_lanes(self, lanes: int) -> Arithmetic: ...
@@ -77,6 +78,8 @@ def _by_constant(b: Arithmetic, x: Ssa, y: int, unsigned: bool) -> Ssa:
     if abs(y) == 1:
         return x if y == 1 else b.neg(x)
     float_el = "f64" if BITS[x.el] == 32 else "f32"
+    if not x.lanes and b.math.divides_scalars:
+        return b.same("arith.divui" if unsigned else "arith.divsi", x, b.c(y, x.el))
     number = NUMPY_FLOAT[float_el](1.0) / NUMPY_FLOAT[float_el](y)
     if abs(fractions.Fraction(float(number)) * y) < 1:
         number = np.nextafter(number, NUMPY_FLOAT[float_el](np.copysign(np.inf, y)))

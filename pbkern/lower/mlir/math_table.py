@@ -14,6 +14,10 @@ from typing import Any, Protocol
 
 
 class MathTable(Protocol):
+    """A target's functions. divides_scalars: whether quotients of scalars by numbers are left to LLVM."""
+
+    divides_scalars: bool
+
     def lookup(self, function: str, el: str) -> Callable[[Any, Any], Any] | None:
         """The target's (builder, value) -> value for an element type in registers, f32 or f64; None: the shared one.
 
@@ -23,6 +27,8 @@ class MathTable(Protocol):
 
 class SharedMath:
     """A target without versions of its own."""
+
+    divides_scalars = False
 
     def lookup(self, function: str, el: str) -> None:
         return None

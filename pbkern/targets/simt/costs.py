@@ -41,6 +41,7 @@ THREAD_SIZES = replace(
     busy_programs=1,
     turned_side=64,
     cuts_planes=True,
+    loop_elements=0,
     even_part=32,
     scatter_cycles=SCATTER_CYCLES,
     updates_per_result=1,

@@ -86,6 +86,8 @@ class NvidiaMath:
 
     approx: bool
 
+    divides_scalars = False
+
     def lookup(self, function: str, el: str) -> Callable[[Any, Any], Any] | None:
         if (function, el) == ("bf16", "f32"):
             return _rounded_to_bf16

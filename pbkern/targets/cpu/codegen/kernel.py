@@ -17,7 +17,6 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.lower.grid import block_shift
 from pbkern.lower.kernel_nests import BodyCase, KernelNests, kernel_nests
 from pbkern.lower.mlir import range_reports
-from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.operation import Operation, Region, for_syntax
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import effects, scratch
@@ -30,7 +29,7 @@ from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.emit.nests import CpuNestEmitter
 from pbkern.targets.cpu.emit.sorts.radix_sort import emit_sort
 from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.math.table import AVX512
+from pbkern.targets.cpu.math.table import AVX512, PLAIN
 from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule import register_promotion
 from pbkern.targets.cpu.schedule.schedule_text import schedule_text
@@ -61,7 +60,7 @@ class KernelLowering(ProgramText):
         assert isinstance(nests.options, LowerOptions)
         self.options = options = nests.options
         self.names = nests.prologue.context.names
-        math = AVX512 if options.avx512 else SHARED
+        math = AVX512 if options.avx512 else PLAIN
         limited = not (
             options.plain and self.kernel.defined_at
         )  # nothing runs a kernel written by hand but its own code
@@ -291,6 +290,7 @@ class KernelLowering(ProgramText):
                 self._for(block, stmt)
             case While():
                 self.conditional_loop(block, stmt)
+                self.emitter.has_scalar_loops |= _is_scalar(stmt)
             case Sort():
                 self.emitter.has_scalar_loops = True
                 emit_sort(self.text, block, stmt)
@@ -329,6 +329,7 @@ class KernelLowering(ProgramText):
             self.emitter.promoted.emit(block, loop, trips, promoted, self.emitter.emit)
         else:
             self.counted_loop(block, loop)
+            self.emitter.has_scalar_loops |= _is_scalar(loop)
 
     # ---------------------------------------------------------------- the function
 
@@ -418,6 +419,12 @@ class KernelLowering(ProgramText):
             self._sized(function.declaration),
             function.scalar,
         )
+
+
+def _is_scalar(loop: For | While) -> bool:
+    """Whether a loop's nests compute single elements."""
+    nests = [stmt for stmt in every((loop,)) if isinstance(stmt, Nest)]
+    return all(size == 1 for nest in nests for size in nest.dims.values())
 
 
 def emit(nests: KernelNests, name: str) -> LoweredKernel:

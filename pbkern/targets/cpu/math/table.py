@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from pbkern.lower.math.erf import erfc_by_parts
+from pbkern.lower.mlir.math_table import SharedMath
 from pbkern.lower.mlir.ops import Builder, Ssa
 
 from .avx512 import in_registers
@@ -36,8 +37,18 @@ OF_F64 = {name: OF_F32[name] for name in ("exp", "exp2")}
 class Avx512Math:
     """For machines that have AVX-512F and DQ."""
 
+    # LLVM multiplies by the number's reciprocal as an integer.
+    divides_scalars = True
+
     def lookup(self, function: str, el: str) -> Function | None:
         return {"f32": OF_F32, "f64": OF_F64}[el].get(function)
 
 
+class PlainMath(SharedMath):
+    """For other machines."""
+
+    divides_scalars = True
+
+
 AVX512 = Avx512Math()
+PLAIN = PlainMath()

@@ -28,7 +28,7 @@ SUM_ACCUMULATORS = 4
 
 
 class RegisterSpan(NamedTuple):
-    """`size` elements from `start` on, in vectors of `lanes`; one element has 0 lanes."""
+    """`size` elements from `start` on, in vectors of `lanes`; single elements have 0 lanes."""
 
     start: int
     size: int
@@ -70,17 +70,28 @@ def plan(
             for nest, schedule in zip(nests, schedules)
             for span in _places(nest, schedule, buf)
         }
-        place = places.pop() if len(places) == 1 else None
+        place = _joint(places)
         if (
             place is not None
             and place.vectors + sum(span.vectors for span in carried.values()) <= most
         ):
             carried[buf] = place
-    if not any(span.lanes for span in carried.values()):
+    if not carried:
         return None
     return PromotionPlan(
         carried, [_in_one_tile(nest, schedule, carried) for nest, schedule in zip(nests, schedules)]
     )
+
+
+def _joint(places: set[RegisterSpan | None]) -> RegisterSpan | None:
+    """The one place, or the elements between the first and the last if all are single ones."""
+    if len(places) == 1:
+        return places.pop()
+    known = [place for place in places if place is not None]
+    if len(known) < len(places) or any(place.lanes for place in known):
+        return None
+    first, last = min(place.start for place in known), max(place.start for place in known)
+    return RegisterSpan(first, last - first + 1, 0)
 
 
 def _changed(nests: list[Nest]) -> list[Buf]:
