@@ -49,11 +49,16 @@ def differentiated(
         return differentiated(
             primitive, last, [*results, *primals[split:]], [*moved, *tangents[split:]]
         )
-    finals = final_states(kernel, _active(kernel, tangents))
+    finals = finals_of(kernel, tangents)
     launched = with_final_states(kernel, finals) if finals else kernel
     known = primitive.bind(*primals, kernel=launched)
     moved = kernel_tangents(primitive, kernel, primals, known, tangents, finals)
     return known[: len(kernel.outputs)], moved
+
+
+def finals_of(kernel: Kernel, tangents: Sequence) -> tuple[int, ...]:
+    """Numbers of scratch whose final states the derivative reads, from the tangents of a kernel without a last stage."""
+    return final_states(kernel, _active(kernel, tangents))
 
 
 def _active(kernel: Kernel, tangents: Sequence) -> tuple[bool, ...]:

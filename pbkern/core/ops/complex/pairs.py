@@ -54,6 +54,7 @@ def constant(x):
 
 
 def has_rule(eqn) -> bool:
+    """Whether an equation on complex numbers has a rule."""
     name = eqn.primitive.name
     if name == "convert_element_type":  # to real types; lax.real comes first
         return is_complex(eqn.outvars[0].aval)
@@ -63,10 +64,11 @@ def has_rule(eqn) -> bool:
 def results_of(eqn, operands: Sequence, terms_per_row: float = TERMS_PER_ROW) -> list:
     """Results of an equation that has a rule, from operands that are Complex or real."""
     if eqn.primitive.name == CONTRACTION:
-        results = _contracted(eqn, *operands, terms_per_row)
+        lhs, rhs = operands
+        result = _contracted(eqn, lhs, rhs, terms_per_row)
     else:
-        results = RULES[eqn.primitive.name](eqn, *operands)
-    results = results if isinstance(results, list) else [results]
+        result = RULES[eqn.primitive.name](eqn, *operands)
+    results = result if isinstance(result, list) else [result]
     return [_of_shape(result, var.aval.shape) for result, var in zip(results, eqn.outvars)]
 
 
