@@ -225,6 +225,29 @@ def test_sixteen_bits():
     assert backward_plan(kernel, (True,) * 3, None, final_states(kernel, (True,) * 3)).saved == ()
 
 
+def test_gradients_of_stacked_operands_and_of_gradients():
+    form = FORMS["columns"]()
+    xs = [np.stack([x, x[::-1]]) for x in form.operands]
+
+    def moved(function):
+        def gradient(*xs):
+            return jax.grad(lambda *xs: (function(*xs) ** 2).sum(), (0, 1, 2))(*xs)
+
+        def twice(q, k, v):
+            return jax.grad(lambda q: sum((g * g).sum() for g in gradient(q, k, v)))(q)
+
+        return jax.vmap(gradient)(*xs), twice(*form.operands)
+
+    with jax.enable_x64(True):
+        xs = [np.asarray(x, np.float64) for x in xs]
+        form = form._replace(operands=tuple(np.asarray(x, np.float64) for x in form.operands))
+        want = jax.tree.map(np.asarray, moved(plain))
+    form = FORMS["columns"]()
+    xs = [x.astype(np.float32) for x in xs]
+    for got, exact in zip(jax.tree.leaves(moved(form.kernel)), jax.tree.leaves(want), strict=True):
+        assert abs(np.asarray(got) - exact).max() <= 1e-5 * abs(exact).max()
+
+
 # --- kernels whose results depend on the maxima, or on sums on the way
 # ------------------------------------------------------------------------------------------------
 

@@ -217,7 +217,8 @@ def _over_programs(before: ValueType, after: ValueType) -> ValueType:
 def with_last_maxima(kernel: Kernel, program: PureProgram, softmax: OnlineSoftmax) -> PureProgram:
     """The programs with the last maxima of their line where they would find those of the program before.
 
-    `kernel` has final states behind its results, `program` is its programs.
+    `kernel` has final states behind its results, `program` is its programs. No derivative by the maxima is taken here. What is
+    derived reads the maxima and their sums from the final states, and has a derivative by both.
     """
     closed, first = program.function, len(kernel.outputs)
     scratch = softmax.types[len(softmax.types) - len(kernel.scratch) :]
@@ -227,13 +228,11 @@ def with_last_maxima(kernel: Kernel, program: PureProgram, softmax: OnlineSoftma
     position = len(types) - len(kernel.scratch) + softmax.maximum
 
     def run(*args):
-        last = lax.stop_gradient(args[position])
-        values = [*args]
-        values[position] = last
+        last = args[position]
         walk = _MaximumWalk(
             softmax.line, program.state[first + softmax.maximum], softmax.axes, last
         )
-        results, _ = walk.walk(closed.jaxpr, closed.consts, values, types, ())
+        results, _ = walk.walk(closed.jaxpr, closed.consts, args, types, ())
         results[first + softmax.maximum] = last
         return results
 
