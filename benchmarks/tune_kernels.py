@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 import pbkern
-from pbkern.api.measured.measure import RARE_MOMENTS, drawn, least_seconds
+from pbkern.api.measured.measure import alternating, drawn, typical_seconds
 from pbkern.api.measured.tuned_parameters import Making
 from pbkern.core import config
 
@@ -172,13 +172,13 @@ def compare(case: Case, budget: float) -> dict[str, float]:
 
     points = making.points(case.space)
     calls = {point: call_of(point) for point in points}
-    times = {point: least_seconds([call], CANDIDATE_SECONDS)[0] for point, call in calls.items()}
+    seconds = typical_seconds(alternating(list(calls.values()), CANDIDATE_SECONDS * len(calls)))
+    times = dict(zip(calls, seconds))
     fastest = sorted(times, key=times.__getitem__)[:AGAIN]
     found = next(point for point in points if making.paste(point) == tuned.paste)
     again = [points[0], found, *fastest]
-    default, ours, *best = least_seconds(
-        [calls[point] for point in again], AGAIN_SECONDS, RARE_MOMENTS
-    )
+    rounds = alternating([calls[point] for point in again], AGAIN_SECONDS)
+    default, ours, *best = typical_seconds(rounds)
     return {
         "candidates": len(points),
         "tried": len(tuned.candidates),

@@ -1154,7 +1154,7 @@ def _lower_program(ctx, *operands, target, label, results, aliases, has_side_eff
         target, operand_output_aliases=dict(aliases), has_side_effect=has_side_effect
     )
     with ir.Location.name(label):  # XLA names its operation so, in profiles and dumps
-        return rule(ctx, *operands)
+        return rule(ctx, *operands, name=label)  # StableHLO shows it
 
 
 mlir.register_lowering(program_p, _lower_program)

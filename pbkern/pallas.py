@@ -29,7 +29,8 @@ from pbkern.dsl import checks
 from pbkern.dsl.body_rewrites.derivative_refusals import derivative_error
 from pbkern.dsl.body_rewrites.narrow_floats import is_narrow_float
 from pbkern.dsl.call import kernel_p
-from pbkern.dsl.transformations.rules import kernel_tangents
+from pbkern.dsl.transformations.last_maxima import with_final_states
+from pbkern.dsl.transformations.rules import finals_of, kernel_tangents
 from pbkern.frontends.pallas.call import held_like, import_call
 from pbkern.frontends.pallas.likeness import answers
 from pbkern.frontends.pallas.mesh import call_params
@@ -154,8 +155,14 @@ def _jvp(stock: Callable, primals, tangents, *, interpret, **params):
         return stock(primals, tangents, interpret=interpret, **params)
     imported = import_call(**params, target=_installed[0])
     kernel, types = imported.kernel, imported.kernel.in_types
-    results = _jax.pallas().call_p.bind(*primals, interpret=interpret, **params)
     moved = [tangents[operand] for operand in imported.operands]
+    held = [held_like(primals[n], type_.dtype) for n, type_ in zip(imported.operands, types)]
+    finals, known = finals_of(kernel, moved), []
+    if finals:
+        known = kernel_p.bind(*held, kernel=with_final_states(kernel, finals))
+        results = [held_like(x, aval.dtype) for x, aval in zip(known, params["out_avals"])]
+    else:
+        results = _jax.pallas().call_p.bind(*primals, interpret=interpret, **params)
     for array, type_, tangent in (
         *zip((primals[n] for n in imported.operands), types, moved),
         *((x, type_, None) for x, type_ in zip(results, kernel.out_types)),
@@ -166,9 +173,9 @@ def _jvp(stock: Callable, primals, tangents, *, interpret, **params):
                 f"{array.dtype} has too few digits: the kernel holds it as {type_.dtype}",
                 "operands and results of 16 or more bits",
             )
-    held = [held_like(primals[n], type_.dtype) for n, type_ in zip(imported.operands, types)]
     stored = [held_like(x, type_.dtype) for x, type_ in zip(results, kernel.out_types)]
-    return results, kernel_tangents(kernel_p, kernel, held, stored, moved)
+    known = [*stored, *known[len(stored) :]]
+    return results, kernel_tangents(kernel_p, kernel, held, known, moved, finals)
 
 
 def _native(ctx, nodes, params: dict):

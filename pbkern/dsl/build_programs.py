@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from pbkern import _jax
 
 from .body_checks.parallel_stores import check_parallel_stores
+from .body_rewrites.complex_refs import has_complex_numbers, over_pairs, type_in_pairs
 from .conditional_results import unsure_results
 from .host_program import (
     Buffer,
@@ -62,6 +63,8 @@ def repeated(program: HostProgram, times: int) -> HostProgram:
 def in_stages(program: HostProgram) -> HostProgram:
     """Makes a program for targets, which know no last stages: each is a launch that follows that of its kernel's programs.
 
+    Nor do they know complex numbers: kernels get views of both parts, side by side.
+
     What is between them is temporary; launches share its storage. Results that values may leave
     unwritten are filled with zeros by a launch that comes first. Raises KernelError for programs in
     parallel that write the same elements.
@@ -69,7 +72,9 @@ def in_stages(program: HostProgram) -> HostProgram:
     for kernel in program.kernels():
         check_parallel_stores(kernel)
     if not any(
-        program_kernel.finish or unsure_results(program_kernel)
+        program_kernel.finish
+        or unsure_results(program_kernel)
+        or has_complex_numbers(program_kernel)
         for program_kernel in program.kernels()
     ):
         return program
@@ -126,8 +131,22 @@ class _Stages:
 def _filled(launch: Launch) -> Iterator[Launch]:
     """A launch of one stage, behind launches that fill its results with zeros where it may leave them unwritten."""
     for result in unsure_results(launch.kernel):
-        yield Launch(zeros(launch.kernel.out_types[result]), (), (launch.results[result],))
-    yield launch
+        filling = zeros(launch.kernel.out_types[result])
+        yield _without_complex(Launch(filling, (), (launch.results[result],)))
+    yield _without_complex(launch)
+
+
+def _without_complex(launch: Launch) -> Launch:
+    """A launch of one stage on pairs of real numbers, where it is one on complex numbers."""
+    if not has_complex_numbers(launch.kernel):
+        return launch
+    operands, results = (tuple(map(_in_pairs, side)) for side in (launch.operands, launch.results))
+    return Launch(over_pairs(launch.kernel), operands, results)
+
+
+def _in_pairs(view: BufferView) -> BufferView:
+    parts = type_in_pairs(view.type)
+    return BufferView(view.buffer, parts, view.offset * (1 if parts == view.type else 2))
 
 
 @functools.lru_cache(maxsize=256)

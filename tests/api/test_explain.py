@@ -1,7 +1,6 @@
 """The report of what was fused: rejected fusions first, accepted ones on request, times of kernels on request."""
 
 import dataclasses
-import itertools
 import json
 import re
 
@@ -173,19 +172,9 @@ def test_random_operands_have_their_types(dtype):
 def test_calls_take_turns():
     order = []
     times = measure.least_seconds([lambda: order.append("a"), lambda: order.append("b")], 0.0)
-    assert order == ["a", "b"] * (1 + measure.MIN_CALLS)
+    assert all({*order[n : n + 2]} == {"a", "b"} for n in range(0, len(order), 2))
+    assert len(order) == 2 * (1 + measure.MIN_CALLS)
     assert all(0 <= t < 1 for t in times)
-
-
-def test_rare_quick_calls_do_not_count(monkeypatch):
-    clock, lengths = [0.0], itertools.cycle([5, 3, 1, 4, 2])
-
-    def call():
-        clock[0] += next(lengths)
-
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
-    assert measure.least_seconds([call], 14.0) == [1]
-    assert measure.least_seconds([call], 14.0, passed_over=0.2) == [2]
 
 
 # ---- numbers of the report ------------------------------------------------------------------------------------------

@@ -265,7 +265,7 @@ def test_explain_names_the_backward_kernel():
     case = attention()
     text = str(pbkern.jit(lambda *xs: gradients(case.kernel, xs)).explain(*case.operands))
     assert "attention_backward" in text
-    assert "attention_saving" in text
+    assert "attention_saving" not in text
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "prefix_sum", "rounds_of_programs", "histogram"])

@@ -343,19 +343,6 @@ def test_grid_functions_outside_of_kernels(call, function):
     assert e.value.at.startswith(f"{__file__}:{f.__code__.co_firstlineno + 1}:"), e.value.at
 
 
-def test_complex_arguments():
-    z = jax.ShapeDtypeStruct((4,), jnp.complex64)
-    kernel = pbkern.kernel(copy, out_shape=z)
-    with pytest.raises(
-        KernelError, match=r"input 0 .* of kernel `copy` has a dtype that this target lacks"
-    ) as e:
-        kernel(jnp.ones(4, jnp.complex64))
-    assert e.value.at.startswith(f"{__file__}:")
-    assert "real and imaginary" in e.value.hint
-    (found,) = pbkern.interpret(kernel.trace(z), np.full(4, 2j, "c8"))
-    np.testing.assert_array_equal(found, np.full(4, 2j, "c8"))
-
-
 def test_tracer_errors_name_the_users_function():
     def branching(rows, limit, *, factor):
         return rows * factor if rows[0] > limit else rows

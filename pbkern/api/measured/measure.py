@@ -1,4 +1,4 @@
-"""Kernels and functions -> measured seconds: the least of several calls, those that are compared taking turns.
+"""Kernels and functions -> measured seconds: the least of several calls, or how calls that take turns compare.
 
 A kernel is measured alone, as a program of one launch on operands of its real sizes, called through
 XLA with its threads. A call makes its results, which are new arrays, and costs some microseconds of
@@ -7,6 +7,7 @@ XLA's own.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,11 +26,8 @@ from pbkern.targets import get_target
 MIN_CALLS = 3
 # Parts of a comparison; a choice must be faster in each. Source: not recorded.
 COMPARISON_PARTS = 2
-# The part of the calls that are quicker than the time that is compared: on a busy machine the least
-# time is that of a rare moment, and not each candidate has one. Source: 4620 rounds of eleven layer
-# norms beside other work on two cores of an AMD EPYC, cut into 16 searches: the chosen one comes to
-# 97.3 % of the best median, 95.4 % with least times, November 2026.
-RARE_MOMENTS = 0.1
+# Seed of the order in which calls take turns.
+ORDER_SEED = 0
 
 
 def random_operands(types: Sequence[ArrayType], seed: int = 0) -> list[jax.Array]:
@@ -64,41 +62,56 @@ def kernel_call(kernel: Kernel, options: CompileOptions) -> Callable[..., list[j
     return jax.jit(lambda *operands: target.call(compiled, kernel.name, operands))
 
 
-def least_seconds(
-    calls: Sequence[Callable[[], Any]], seconds: float, passed_over: float = 0.0
-) -> list[float]:
-    """Least time of each, in alternating calls until `seconds` have passed and each was called MIN_CALLS times.
+def alternating(calls: Sequence[Callable[[], Any]], seconds: float) -> np.ndarray:
+    """Seconds[round, call]: rounds in which each is called once, until `seconds` have passed and there are MIN_CALLS.
 
     Each is called once before, so that what is compiled or touched on a first call is not counted.
-    `passed_over`: the part of the calls that are quicker and do not count.
+    Each round has an order of its own: what ran before a call counts for all alike.
     """
     for call in calls:
         jax.block_until_ready(call())
-    times: list[list[float]] = [[] for _ in calls]
-    end, rounds = time.perf_counter() + seconds, 0
-    while rounds < MIN_CALLS or time.perf_counter() < end:
-        for call, measured in zip(calls, times):
+    rounds: list[list[float]] = []
+    order, shuffle = list(range(len(calls))), random.Random(ORDER_SEED).shuffle
+    end = time.perf_counter() + seconds
+    while len(rounds) < MIN_CALLS or time.perf_counter() < end:
+        times = [0.0] * len(calls)
+        shuffle(order)
+        for n in order:
             start = time.perf_counter()
-            jax.block_until_ready(call())
-            measured.append(time.perf_counter() - start)
-        rounds += 1
-    return [sorted(measured)[int(passed_over * rounds)] for measured in times]
+            jax.block_until_ready(calls[n]())
+            times[n] = time.perf_counter() - start
+        rounds.append(times)
+    return np.asarray(rounds)
+
+
+def least_seconds(calls: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
+    """Least time of each, in alternating calls for about `seconds`."""
+    return alternating(calls, seconds).min(axis=0).tolist()
+
+
+def typical_seconds(rounds: np.ndarray) -> list[float]:
+    """The time of each call in a typical round, from Seconds[round, call].
+
+    Each time is divided by the median of its round, as other work on the machine takes from all calls of a
+    round; the median of these ratios counts, as it takes more from some. On a busy machine least times, and those of
+    the quickest tenth, are of rare moments, which not each call has. Source: docs/decisions/095-kernels-that-are-edited.md.
+    """
+    of_rounds = np.median(rounds, axis=1, keepdims=True)
+    return (np.median(rounds / of_rounds, axis=0) * np.median(of_rounds)).tolist()
 
 
 def compared(
     calls: Sequence[Callable[[], Any]], seconds: float, gain: float
 ) -> tuple[list[float], list[bool]]:
-    """(time of each, whether it takes at most `gain` times the first's), of alternating calls for about `seconds`.
+    """(typical time of each, whether it takes at most `gain` times the first's), of alternating calls for about `seconds`.
 
-    Rare moments do not count. Measured in COMPARISON_PARTS parts: what is faster must be so in each, or other work on the
-    machine decides.
+    Measured in COMPARISON_PARTS parts: what is faster must be so in each, by the median of its ratio to the first in the
+    same round, or other work on the machine decides.
     """
-    parts = [
-        least_seconds(calls, seconds / COMPARISON_PARTS, RARE_MOMENTS)
-        for _ in range(COMPARISON_PARTS)
-    ]
-    faster = [all(part[n] <= gain * part[0] for part in parts) for n in range(len(calls))]
-    return [min(times) for times in zip(*parts)], faster
+    parts = [alternating(calls, seconds / COMPARISON_PARTS) for _ in range(COMPARISON_PARTS)]
+    ratios = [np.median(part / part[:, :1], axis=0) for part in parts]
+    faster = [all(ratio[n] <= gain for ratio in ratios) for n in range(len(calls))]
+    return typical_seconds(np.concatenate(parts)), faster
 
 
 def kernel_seconds(kernel: Kernel, options: CompileOptions, seconds: float = 0.2) -> float:

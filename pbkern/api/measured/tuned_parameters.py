@@ -25,12 +25,13 @@ import jax
 
 from pbkern.api.measured.measure import (
     MIN_CALLS,
-    RARE_MOMENTS,
+    alternating,
     compared,
     drawn,
     first_difference,
     kernel_call,
     least_seconds,
+    typical_seconds,
 )
 from pbkern.core import config
 from pbkern.core.errors import OptionError
@@ -390,8 +391,8 @@ class _Search:
         points.sort(key=self.times.__getitem__)
         while len(points) > MEASURED_AGAIN:
             calls = [self.calls[point] for point in points]
-            again = least_seconds(calls, self.left() * ROUND_SHARE, RARE_MOMENTS)
-            self.times |= zip(points, again)
+            again = alternating(calls, self.left() * ROUND_SHARE)
+            self.times |= zip(points, typical_seconds(again))
             points.sort(key=self.times.__getitem__)
             points = points[: max(len(points) // 2, MEASURED_AGAIN)]
         return points

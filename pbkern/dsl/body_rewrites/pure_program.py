@@ -106,7 +106,7 @@ def _trace(kernel: Kernel, place: Sequence, inside: Sequence, memory: Sequence) 
             return _bounded(eqn, operands, most, rewrite)
         if is_ref_access(eqn):
             return _accessed(kernel, eqn, operands, counted)
-        return _folded(eqn, operands)
+        return folded(eqn, operands)
 
     retrace_into(kernel.differentiable.jaxpr, (), memory, rewrite)
 
@@ -155,7 +155,7 @@ def _accessed(kernel: Kernel, eqn, operands: Sequence, counted: CountedIndices) 
     return [read(contents, access, walks) if used else None for _ in eqn.outvars]
 
 
-def _folded(eqn, operands: Sequence) -> list | None:
+def folded(eqn, operands: Sequence) -> list | None:
     """Results of an equation of constants, as sizes of the grid make them."""
     if not operands or not all(isinstance(operand, np.generic) for operand in operands):
         return None

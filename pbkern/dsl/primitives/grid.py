@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -250,6 +250,13 @@ def _check_shapes(name: str, out, **operands) -> None:
 def is_first_program(dims: Iterable[int]) -> jax.Array | np.bool_:
     """Whether this program is the first along these dimensions of the grid."""
     return functools.reduce(operator.and_, (program_id(dim) == 0 for dim in dims), np.bool_(True))
+
+
+def is_last_program(dims: Sequence[int], sizes: Sequence[int]) -> jax.Array:
+    """Whether this program is the last along these dimensions, at least one, of a grid of such sizes."""
+    return functools.reduce(
+        operator.and_, (program_id(dim) == np.int32(sizes[dim] - 1) for dim in dims)
+    )
 
 
 def when(condition) -> Callable[[Callable[[], Any]], None]:

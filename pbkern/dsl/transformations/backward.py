@@ -24,10 +24,16 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern import _jax
+from pbkern.core.errors import UnsupportedKernel
 from pbkern.core.jaxprs import retrace_into, rules_kept
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import DEFAULT_MACHINE
-from pbkern.dsl.body_rewrites.derivative_refusals import refuse, refuse_saving, refuse_views
+from pbkern.dsl.body_rewrites.derivative_refusals import (
+    derivative_error,
+    refuse,
+    refuse_saving,
+    refuse_views,
+)
 from pbkern.dsl.body_rewrites.pure_program import pure_program
 from pbkern.dsl.interpret import parallel_dims
 from pbkern.dsl.kernel import ArrayType, BlockMapping, Kernel, Scratch, with_input_fusion
@@ -46,8 +52,10 @@ from .blocks import (
     with_zeros_outside,
 )
 from .known_results import program_seconds, with_known_results
+from .last_maxima import online_softmax, with_final_states, with_last_maxima
 from .running_sums import with_shared_sums
 from .sinking import sunk
+from .stores import StoreTarget, run_and_store
 from .tangent import Absent, is_differentiable, values_kept, without_stores
 
 # Sums in parts: their memory, over that of all operands and results. Source: not recorded.
@@ -64,6 +72,7 @@ def cotangents(
     operands: Sequence,
     known: Mapping[int, jax.Array],
     given: Sequence,
+    finals: tuple[int, ...] = (),
 ) -> list:
     """Cotangents of a kernel's active operands.
 
@@ -72,10 +81,11 @@ def cotangents(
       kernel: has no last stage.
       active: which of its operands.
       operands: of the kernel.
-      known: number of a result -> the result, of those that may be read.
+      known: number of a result -> the result, of those that may be read. Final states are further results.
       given: cotangents of its differentiable results.
+      finals: numbers of scratch, of which the final states are.
     """
-    plan = backward_plan(kernel, active, tuple(known))
+    plan = backward_plan(kernel, active, tuple(known), finals)
     read = [known[n] for n in plan.read]
     saved: Sequence = ()
     if plan.saving is not None:
@@ -125,21 +135,27 @@ class BackwardPlan:
 
 @functools.lru_cache(maxsize=256)
 def backward_plan(
-    kernel: Kernel, active: tuple[bool, ...], known: tuple[int, ...] | None = None
+    kernel: Kernel,
+    active: tuple[bool, ...],
+    known: tuple[int, ...] | None = None,
+    finals: tuple[int, ...] = (),
 ) -> BackwardPlan:
     """Makes the kernels. UnsupportedKernel, at the user's line, for bodies that are not differentiated.
 
-    `known`: numbers of results that may be read; None for all.
+    Args:
+      kernel: without a last stage.
+      active: which of its operands have cotangents.
+      known: numbers of results that may be read; None for all. Final states are further results.
+      finals: numbers of scratch whose final states there are, that of the maxima first.
     """
     refuse(kernel)
     refuse_views(kernel)
+    count = len(kernel.outputs) + len(finals)
     with jax.enable_x64(True):  # every type is explicit by now
-        derivative = _Derivative(
-            kernel, active, range(len(kernel.outputs)) if known is None else known
-        )
+        derivative = _Derivative(kernel, active, range(count) if known is None else known, finals)
         backward = derivative.kernel()
     saved = derivative.saved
-    saving = saving_kernel(kernel, saved) if saved else None
+    saving = saving_kernel(derivative.source, saved) if saved else None
     return BackwardPlan(
         derivative.order,
         backward,
@@ -149,6 +165,33 @@ def backward_plan(
         saving,
         saved,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def final_states(kernel: Kernel, active: tuple[bool, ...]) -> tuple[int, ...]:
+    """Numbers of scratch whose final states make a derivative that reads no states in between; none if there is no such.
+
+    The maxima of an online softmax come first, its sums of rows behind them, then the others if it needs these.
+    """
+    try:
+        softmax = online_softmax(kernel)
+    except UnsupportedKernel:  # the transpose says so, where there is one
+        softmax = None
+    if softmax is None:
+        return ()
+    rows = [
+        n
+        for n in softmax.products
+        if kernel.scratch[n].shape == kernel.scratch[softmax.maximum].shape
+    ]
+    for products in (rows, softmax.products):
+        finals = (softmax.maximum, *products)
+        try:
+            backward_plan(kernel, active, None, finals)
+        except UnsupportedKernel:
+            continue
+        return finals
+    return ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +216,7 @@ class _Derivative:
     """The derivative of one kernel's programs, and what of it is carried from program to program.
 
     Attributes:
+      name: of the kernel.
       blocks: numbers of operands whose blocks get cotangents; those that share memory with a result
         are not among them: their contents are that result's before the first program.
       states: numbers of differentiable states, results' blocks before scratch.
@@ -182,14 +226,32 @@ class _Derivative:
       stored: numbers of states whose cotangents before a program are stored for those before it.
       saved: numbers of states whose values before each program are saved.
       read: numbers of results whose blocks are read.
+      maxima: number of a state that is not saved, as all of its values are the last one -> of the result that has that.
     """
 
-    def __init__(self, kernel: Kernel, active: tuple[bool, ...], known: Sequence[int]) -> None:
-        self.source, self.program = kernel, pure_program(kernel)
+    def __init__(
+        self,
+        kernel: Kernel,
+        active: tuple[bool, ...],
+        known: Sequence[int],
+        finals: tuple[int, ...] = (),
+    ) -> None:
+        self.name, results = kernel.name, range(len(kernel.outputs))
+        self.maxima: dict[int, int] = {}
+        self.products: set[int] = set()
+        hidden: set[int] = set()
+        if finals:
+            kernel = self._begin_with_last_maxima(kernel, finals)
+            hidden = {*range(len(results), len(kernel.outputs)), *self.maxima}
+        else:
+            self.source, self.program = kernel, pure_program(kernel)
         self.shared = dict(kernel.aliases)
         self.blocks = [n for n, has in enumerate(active) if has and n not in self.shared]
-        self.states = [n for n, type_ in enumerate(self.program.state) if is_differentiable(type_)]
-        results = range(len(kernel.outputs))
+        self.states = [
+            n
+            for n, type_ in enumerate(self.program.state)
+            if is_differentiable(type_) and n not in hidden
+        ]
         visited_again = {n for n in results if not are_apart(kernel, kernel.outputs[n])}
         self.in_place = [
             n
@@ -197,18 +259,35 @@ class _Derivative:
             if n in self.states and (n in visited_again or n in self.shared.values())
         ]
         in_order = sequential_dims(kernel)
-        self.carried = self._carried() if in_order else set()
+        self.carried = self._carried() - hidden if in_order else set()
         is_ordered = bool(self.carried or visited_again)
         self.order = ProgramOrder(kernel, in_order if is_ordered else ())
         self.stored = [n for n in self.states if n in self.in_place or n in self.carried]
         chosen = self._pulled(known, self.carried | visited_again)
-        self.function, self.read, self.saved = chosen.function, chosen.read, chosen.saved
+        self.function, self.saved = chosen.function, chosen.saved
+        self.read = (*chosen.read, *(n for n in self.maxima.values() if n not in chosen.read))
+        self.num_known = len(chosen.read)
+        if self.products & set(self.saved):
+            raise derivative_error(
+                kernel, "it reads sums of an online softmax before the last one", "no such results"
+            )
         if self.saved:
             refuse_saving(kernel)
         self.moving = self._moving()
         self.sums = tuple(m.array for m in self.moving if not self._is_once(m))
         operands = {output: n for n, output in self.shared.items()}
         self.operands = (*self.blocks, *(operands.get(n) for n in self.in_place))
+
+    def _begin_with_last_maxima(self, kernel: Kernel, finals: Sequence[int]) -> Kernel:
+        """Takes the programs that have the last maxima of their line."""
+        softmax = online_softmax(kernel)
+        assert softmax is not None  # it has final states
+        self.source = with_final_states(kernel, finals)
+        first = len(self.source.outputs)
+        self.program = with_last_maxima(self.source, pure_program(self.source), softmax)
+        self.maxima = {first + softmax.maximum: len(kernel.outputs) + finals.index(softmax.maximum)}
+        self.products = {first + n for n in softmax.products}
+        return self.source
 
     def _is_once(self, mapping: BlockMapping) -> bool:
         """Whether each element is in the block of one program."""
@@ -334,6 +413,8 @@ class _Derivative:
     def seconds(self, pulled: _Pulled) -> float:
         """The predicted time of a derivative on the default machine, with what it reads and the states that it saves."""
         machine, source, saved = DEFAULT_MACHINE, self.source, pulled.saved
+        if self.products & set(saved):
+            return math.inf
         steps = program_seconds(pulled.function.jaxpr, machine)
         read = [source.inputs[n] for n in pulled.operands]
         read += [source.outputs[n] for n in pulled.read]
@@ -395,7 +476,7 @@ class _Derivative:
                 target: atomics.ordered(params, apart)
                 for target, params in with_input_fusion(source.compiler_params, ()).items()
             },
-            name=f"{source.name}_backward",
+            name=f"{self.name}_backward",
             num_scalar_prefetch=len(sizes) + source.num_scalar_prefetch,
             x64=needs_x64(body_dtypes(source.body.jaxpr)),
             dynamic_grid=[(axis, len(sizes) + n) for axis, n in source.dynamic_grid],
@@ -439,19 +520,26 @@ class _Derivative:
             before[output] = blocks[n]
         for n, ref in zip(self.saved, saved):
             before[n] = ref[...]
+        for n, result in self.maxima.items():
+            before[n] = read[self.read.index(result)][...]
         after = []
         for n in self.states:
             if n in cotangents:
                 after.append(with_zeros_outside(source, source.outputs[n], cotangents[n]))
             else:
                 after.append(waiting[n][...] if n in waiting else jnp.zeros_like(before[n]))
-        held = [ref[...] for ref in read]
-        values = jex.jaxpr_as_fun(self.function)(*place, *sides, *blocks, *before, *after, *held)
-        for mapping, ref, value in zip(self.moving, moving, values):
-            once = self._is_once(mapping)
-            ref[...] = value if once else ref[...] + value.astype(ref.dtype)
-        for n, value in zip(self.stored, values[len(self.blocks) :]):
-            (cotangents if n in self.in_place else waiting)[n][...] = value
+        held = [ref[...] for ref in read[: self.num_known]]
+        targets = [
+            StoreTarget(ref, adds=not self._is_once(mapping))
+            for mapping, ref in zip(self.moving, moving)
+        ]
+        contents = dict(zip(self.states, after))
+        targets += [
+            StoreTarget((cotangents if n in self.in_place else waiting)[n], contents=contents[n])
+            for n in self.stored
+        ]
+        values = [*place, *sides, *blocks, *before, *after, *held]
+        run_and_store(self.function, values, targets)
 
 
 def _with_sum_type(mapping: BlockMapping) -> BlockMapping:

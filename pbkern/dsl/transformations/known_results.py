@@ -10,7 +10,7 @@ A block that several programs store holds what the last of them stores.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -54,6 +54,8 @@ class _NumberedValues:
     Attributes:
       blocks: number of a result -> what its array holds.
       after: per result the number of what its block holds after the program.
+      ends: keys of predicates that are true of the last programs along a grid dimension, which is their value.
+      shapes: of values that equations compute.
       alive: what numbers go by the identity of.
     """
 
@@ -62,9 +64,28 @@ class _NumberedValues:
         self.numbers: dict[Hashable, int] = {}
         self.keys: list = []
         self.alive: list = []
+        self.shapes: dict[int, tuple[int, ...]] = {}
         self.operands = [self.number("operand", n) for n in range(len(closed.in_avals))]
+        self.ends = self.predicates_of_ends()
         results = self.results(closed.jaxpr, closed.consts, self.operands, {})
         self.after = results[len(results) - len(kernel.outputs) :]
+
+    def predicates_of_ends(self) -> dict[Hashable, int]:
+        """Key of a predicate that is true of the last programs along a grid dimension -> the dimension."""
+        sizes = dict(enumerate(self.kernel.grid))
+        for axis, _ in self.kernel.dynamic_grid:
+            del sizes[axis]
+        return {
+            (
+                name,
+                self.operands[axis],
+                self.number("literal", np.dtype(np.int32), np.int32(size - 1).tobytes()),
+                (),
+                0,
+            ): axis
+            for axis, size in sizes.items()
+            for name in ("eq", "ge")
+        }
 
     def number(self, *key) -> int:
         """The number of values with this key."""
@@ -73,13 +94,28 @@ class _NumberedValues:
             self.keys.append(key)
         return self.numbers[key]
 
-    def chosen(self, number: int, facts: Facts) -> int:
-        """The number of the same value where the branches of some conditionals are known."""
+    def chosen(self, number: int, facts: Facts, last: Collection[int] = ()) -> int:
+        """The number of the same value where the branches of some conditionals are known.
+
+        `last`: grid dimensions along which the program is the last one.
+        """
         key = self.keys[number]
-        while key[0] == "choice" and key[1] in facts:
-            number = key[2][facts[key[1]]]
+        while key[0] == "choice":
+            if key[1] in facts:
+                number = key[2][facts[key[1]]]
+            elif last and self.is_implied(key[1], last):
+                number = key[2][1]
+            else:
+                break
             key = self.keys[number]
         return number
+
+    def is_implied(self, number: int, last: Collection[int]) -> bool:
+        """Whether a predicate is true in the last program along grid dimensions."""
+        key = self.keys[number]
+        if key[0] in ("convert_element_type", "and"):
+            return all(self.is_implied(operand, last) for operand in key[1:-2])
+        return self.ends.get(key) in last
 
     def read(self, atom, env: Mapping, facts: Facts) -> int:
         if isinstance(atom, jex.Literal):
@@ -120,42 +156,40 @@ class _NumberedValues:
             params = id(eqn)
             self.alive.append(eqn)
         name = eqn.primitive.name
-        return [self.number(name, *operands, params, n) for n, _ in enumerate(eqn.outvars)]
+        results = [self.number(name, *operands, params, n) for n, _ in enumerate(eqn.outvars)]
+        self.shapes |= {number: array_aval(var).shape for number, var in zip(results, eqn.outvars)}
+        return results
 
     def held(self, facts: Facts) -> dict:
         """Number of a value -> the block of a result that holds it, where the branches of some conditionals are known."""
         last = self.last_along(facts)
-        blocks = {}
+        blocks: dict = {}
         for n, block in self.blocks.items():
             mapping, grid = self.kernel.outputs[n], self.kernel.grid
             again = {
                 axis for axis, size in enumerate(grid) if size > 1 and not mapping.moves_apart(axis)
             }
             if again <= last:
-                blocks[self.chosen(self.after[n], facts)] = block
+                blocks |= self.seen_in(self.chosen(self.after[n], facts, last), block)
         return {n: x for n, x in blocks.items() if self.keys[n][0] not in ("operand", "literal")}
+
+    def seen_in(self, number: int, block: jax.Array) -> dict:
+        """The value that a block holds, and those of which it is a copy with more dimensions of size 1."""
+        seen = {number: block}
+        while (key := self.keys[number])[0] == "broadcast_in_dim":
+            number, shape = key[1], self.shapes.get(key[1])
+            if shape is None or math.prod(shape) != block.size:
+                break
+            seen[number] = lax.reshape(block, shape)
+        return seen
 
     def last_along(self, facts: Facts) -> set[int]:
         """Grid dimensions along which the program is known to be the last one."""
-        sizes = dict(enumerate(self.kernel.grid))
-        for axis, _ in self.kernel.dynamic_grid:
-            del sizes[axis]
-        ends = {
-            (
-                name,
-                self.operands[axis],
-                self.number("literal", np.dtype(np.int32), np.int32(size - 1).tobytes()),
-                (),
-                0,
-            ): axis
-            for axis, size in sizes.items()
-            for name in ("eq", "ge")
-        }
         axes, true = set(), [number for number, branch in facts.items() if branch == 1]
         while true:
             key = self.keys[true.pop()]
-            if key in ends:
-                axes.add(ends[key])
+            if key in self.ends:
+                axes.add(self.ends[key])
             elif key[0] in ("convert_element_type", "and"):
                 true += key[1:-2]
         return axes

@@ -19,7 +19,7 @@ from pbkern.core.jaxprs import EXPANSIONS
 from pbkern.dsl.call import interpret_p, kernel_p
 from pbkern.dsl.kernel import Kernel
 
-from .backward import backward_plan, cotangents
+from .backward import backward_plan, cotangents, final_states
 from .batched import (
     aliased_operands,
     batch,
@@ -28,9 +28,11 @@ from .batched import (
     needs_launches,
     stacked,
 )
+from .last_maxima import with_final_states
 from .tangent import is_differentiable, tangent_kernel, values_kept
 
-# Operands of a kernel, the results in `known`, tangents of active operands -> tangents of differentiable results.
+# Operands of a kernel, the results in `known` (final states of the scratch in `finals` are further ones), tangents of active
+# operands -> tangents of differentiable results.
 # The results are there for the transpose.
 tangent_p = jex.Primitive("pbkern_tangent")
 tangent_p.multiple_results = True
@@ -47,19 +49,39 @@ def differentiated(
         return differentiated(
             primitive, last, [*results, *primals[split:]], [*moved, *tangents[split:]]
         )
-    results = primitive.bind(*primals, kernel=kernel)
-    moved = kernel_tangents(primitive, kernel, primals, results, tangents)
-    return results, moved
+    finals = finals_of(kernel, tangents)
+    launched = with_final_states(kernel, finals) if finals else kernel
+    known = primitive.bind(*primals, kernel=launched)
+    moved = kernel_tangents(primitive, kernel, primals, known, tangents, finals)
+    return known[: len(kernel.outputs)], moved
+
+
+def finals_of(kernel: Kernel, tangents: Sequence) -> tuple[int, ...]:
+    """Numbers of scratch whose final states the derivative reads, from the tangents of a kernel without a last stage."""
+    return final_states(kernel, _active(kernel, tangents))
+
+
+def _active(kernel: Kernel, tangents: Sequence) -> tuple[bool, ...]:
+    """Which operands have tangents, from the tangents: those that share memory with a differentiable result do."""
+    shared = {i for i, output in kernel.aliases if is_differentiable(kernel.outputs[output].array)}
+    return tuple(
+        n in shared or not isinstance(tangent, ad.Zero) for n, tangent in enumerate(tangents)
+    )
 
 
 def kernel_tangents(
-    primitive, kernel: Kernel, primals: Sequence, results: Sequence, tangents: Sequence
+    primitive,
+    kernel: Kernel,
+    primals: Sequence,
+    results: Sequence,
+    tangents: Sequence,
+    finals: tuple[int, ...] = (),
 ) -> list:
-    """Tangents of the results of a kernel without a last stage."""
-    shared = {i for i, output in kernel.aliases if is_differentiable(kernel.outputs[output].array)}
-    active = tuple(
-        n in shared or not isinstance(tangent, ad.Zero) for n, tangent in enumerate(tangents)
-    )
+    """Tangents of the results of a kernel without a last stage.
+
+    `finals`: numbers of scratch whose final states are behind the results.
+    """
+    active = _active(kernel, tangents)
     given = [ad.instantiate_zeros(tangents[n]) for n, has in enumerate(active) if has]
     moved = iter(
         tangent_p.bind(
@@ -68,7 +90,8 @@ def kernel_tangents(
             *given,
             kernel=kernel,
             active=active,
-            known=tuple(range(len(kernel.outputs))),
+            known=tuple(range(len(results))),
+            finals=finals,
             launch=primitive,
         )
         if any(active)
@@ -81,7 +104,7 @@ def kernel_tangents(
     ]
 
 
-def _tangents(*operands, kernel: Kernel, active: tuple[bool, ...], known, launch) -> list:
+def _tangents(*operands, kernel: Kernel, active: tuple[bool, ...], known, finals, launch) -> list:
     primals, _, tangents = _parts(operands, active, known)
     tangent = tangent_kernel(kernel, active)
     return launch.bind(*primals, *tangents, kernel=tangent)[len(values_kept(kernel)) :]
@@ -106,26 +129,27 @@ def _tangents_of_tangents(primals, tangents, **params):
     return jax.jvp(call, tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
 
 
-def _transposed(given: Sequence, *operands, kernel: Kernel, active, known, launch) -> list:
+def _transposed(given: Sequence, *operands, kernel: Kernel, active, known, finals, launch) -> list:
     primals, results, tangents = _parts(operands, active, known)
     if any(map(ad.is_undefined_primal, (*primals, *results))):
         raise NotImplementedError("transpose of a kernel's tangents by what they are taken at")
     given = list(map(ad.instantiate_zeros, given))
-    back = cotangents(launch, kernel, active, primals, dict(zip(known, results)), given)
+    back = cotangents(launch, kernel, active, primals, dict(zip(known, results)), given, finals)
     return [None] * (len(primals) + len(results)) + [
         ct if ad.is_undefined_primal(tangent) else None for ct, tangent in zip(back, tangents)
     ]
 
 
-def _for_transpose(trace, *tracers, kernel: Kernel, active, known, launch) -> list:
+def _for_transpose(trace, *tracers, kernel: Kernel, active, known, finals, launch) -> list:
     """Stages the tangents with those results alone that the transpose reads: others need not stay in memory."""
     primals, results, tangents = _parts(tracers, active, known)
     try:
-        read = backward_plan(kernel, active, known).read
+        read = backward_plan(kernel, active, known, finals).read
     except UnsupportedKernel:  # the transpose says so, where there is one
         read = ()
     stay = [result for n, result in zip(known, results) if n in read]
-    params = {"kernel": kernel, "active": active, "known": read, "launch": launch}
+    read = tuple(n for n in known if n in read)
+    params = {"kernel": kernel, "active": active, "known": read, "finals": finals, "launch": launch}
     return _jax.partly_evaluated(trace, tangent_p, [*primals, *stay, *tangents], params)
 
 

@@ -14,17 +14,12 @@ from jax import lax
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
-from .arithmetic import Complex
+from pbkern.core.ops.complex.interleaved import part_type
 
 VIEWS_OF_COMPLEX = ("complex_as_reals", "reals_as_complex")
 
 as_reals_p = jex.Primitive("complex_as_reals")
 as_complex_p = jex.Primitive("reals_as_complex")
-
-
-def part_type(dtype) -> np.dtype:
-    """Type of the parts: float32 of complex64."""
-    return np.finfo(dtype).dtype
 
 
 @as_reals_p.def_abstract_eval
@@ -51,20 +46,3 @@ def _complex(x):
 
 for _primitive, _impl in ((as_reals_p, _reals), (as_complex_p, _complex)):
     mlir.register_lowering(_primitive, mlir.lower_fun(_impl, multiple_results=False))
-
-
-# ---- the same for Complex values
-
-
-def deinterleave(x, whole=None) -> Complex:
-    """complex[...] of real[..., 2] (deinterleave); `whole` is the complex array, if one exists."""
-    re, im = (lax.index_in_dim(x, n, x.ndim - 1, keepdims=False) for n in range(2))
-    return Complex(re, im, x, whole)
-
-
-def interleave(z: Complex):
-    """real[..., 2]: both parts interleaved."""
-    if z.interleaved is not None:
-        return z.interleaved
-    rank = np.ndim(z.some)
-    return lax.concatenate([lax.expand_dims(part, [rank]) for part in z.parts], rank)

@@ -240,6 +240,47 @@ SIXTEEN = attention.BlockSizes(
 )  # fmt: skip
 
 
+def test_an_online_softmax_of_pallas_saves_no_states():
+    """Its final maxima are results of the forward kernel, with dtypes and shapes of the call."""
+
+    def body(q, k, v, o, m, l, acc):
+        @pl.when(pl.program_id(1) == 0)
+        def _():
+            m[...] = jnp.full_like(m, -jnp.inf)
+            l[...] = jnp.zeros_like(l)
+            acc[...] = jnp.zeros_like(acc)
+
+        scores = jnp.dot(q[...], k[...].T, preferred_element_type=jnp.float32)
+        new = jnp.maximum(m[...], scores.max(1, keepdims=True))
+        p, shrunk = jnp.exp(scores - new), jnp.exp(m[...] - new)
+        l[...] = l[...] * shrunk + p.sum(1, keepdims=True)
+        acc[...] = acc[...] * shrunk + p @ v[...]
+        m[...] = new
+
+        @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+        def _():
+            o[...] = (acc[...] / l[...]).astype(o.dtype)
+
+    rows, keys = (
+        pl.BlockSpec((8, 16), lambda i, j: (i, 0)),
+        pl.BlockSpec((8, 16), lambda i, j: (j, 0)),
+    )
+    call = pl.pallas_call(
+        body, grid=(2, 3), in_specs=[rows, keys, keys], out_specs=rows, out_shape=jax.ShapeDtypeStruct((16, 16), jnp.float32),
+        scratch_shapes=[pltpu.VMEM((8, n), jnp.float32) for n in (1, 1, 16)],
+    )  # fmt: skip
+
+    def plain(q, k, v):
+        return jax.nn.softmax(q @ k.T) @ v
+
+    xs = numbers(16, 16), numbers(24, 16), numbers(24, 16)
+    for mine, exact in zip(gradients(call, *xs), gradients(plain, *xs)):
+        np.testing.assert_allclose(mine, exact, rtol=0, atol=2e-6 * float(abs(exact).max()))
+    text = str(jax.make_jaxpr(lambda *xs: gradients(call, *xs))(*xs))
+    assert "_final" in text
+    assert "_saving" not in text
+
+
 def test_paged_attention_for_tpus():
     xs = numbers(2, 4, 128), coarse(2, 8, 4, 128, seed=1), coarse(2, 8, 4, 128, seed=2)
     for mine, exact in zip(gradients(paged_for_tpus, *xs), gradients(plain_paged_for_tpus, *xs)):

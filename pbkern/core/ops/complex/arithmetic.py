@@ -4,7 +4,7 @@ A part that is None is known to be zero: the imaginary part of a number that was
 nothing and takes no part in products, so infinity times 1 + 0i stays infinite, as with the real
 types of C (ISO C, Annex G). Functions scale their arguments where squares would leave the range.
 Errors are relative to the modulus: a part much smaller than the other is no more exact. Equations
-on arrays of complex numbers are to_pairs.py.
+on arrays of complex numbers are pairs.py.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from pbkern.core.lazy_dataclass import dataclass
 
 from . import arithmetic
 from .arithmetic import Complex, Part
-from .views import deinterleave, interleave
+from .interleaved import deinterleave, interleave
 
 Contract = Callable  # (real lhs, real rhs, dimension numbers) -> real result, as lax.dot_general
 
