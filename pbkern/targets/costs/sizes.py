@@ -19,6 +19,7 @@ SIZES = Sizes(
     matrix_types=frozenset(),
     matrix_tiles=(),
     matrix_columns=(),
+    held_words=0,
     stage_bytes=1 << 18,
     far_row_bytes=1 << 12,
     short_row_bytes=1 << 14,
@@ -31,5 +32,7 @@ SIZES = Sizes(
     shortest_chunk=32,
     turned_side=0,
     cuts_planes=False,
+    square_side=256,  # Source: not recorded.
+    line_parts=(64, 256, 512, 1024, 2048),
     even_part=1,
 )
