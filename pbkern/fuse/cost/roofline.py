@@ -29,7 +29,7 @@ class Terms:
       rereads: seconds of reading blocks again, from caches.
       trips: seconds of all programs' stored values to a cache and back.
       streams: whether products read operands a part at a time, from copies made ahead of their use.
-      overlapping: bytes of one program's blocks that move with it and of whose lines other programs read parts.
+      copied: bytes of one program's blocks that overlap with those of others, or are read across rows.
       bytes_moved, flops, recompute, working_set, scratch, programs, limit: see Cost.
     """
 
@@ -47,7 +47,7 @@ class Terms:
     programs: int
     limit: float
     streams: bool = False
-    overlapping: int = 0
+    copied: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ LIVE_VALUES = 3
 # Heavy values (fuse/cost/kinds.py) are not computed more often than this, operations done over
 # operations needed, unless they reduce what a nearest cache holds, as the partial results of a sum.
 RECOMPUTE_LIMIT = 1.3
+# Times that all programs together read an element, on average, from which on their blocks overlap.
+OVERLAP = 1.05
 
 
 def far_bandwidth(size: int, machine: Machine) -> float:
@@ -94,7 +96,9 @@ def kernel_terms(
     )
     working_set = blocks + scratch
     streams = any(price.streams for _, price in priced.steps)
-    near = costs.near_bytes
+    # Where copies of blocks fit a core's part of near memory, what is stored between steps has the rest.
+    is_near = 0 < traffic.copied <= machine.l2_bytes and not streams
+    near = costs.near_bytes if is_near else machine.l2_bytes
     trips = _scratch_trips(temporaries, working_set, 0 if streams else blocks, near, machine)
     return Terms(
         arithmetic=per_program,
@@ -113,7 +117,7 @@ def kernel_terms(
         limit=max(
             sum(price.limit for _, price in priced.steps), traffic_limit(traffic.moved, machine)
         ),
-        overlapping=traffic.overlapping,
+        copied=traffic.copied,
     )
 
 
@@ -179,7 +183,7 @@ class _Traffic:
     """Bytes between a kernel's programs and memory.
 
     Attributes:
-      reads, stores, rereads, overlapping: see Terms.
+      reads, stores, rereads, copied: see Terms.
       moved: compulsory bytes.
       blocks: bytes of one program's blocks.
     """
@@ -187,7 +191,7 @@ class _Traffic:
     reads: float
     stores: float
     rereads: float
-    overlapping: int
+    copied: int
     moved: int
     blocks: int
 
@@ -195,7 +199,7 @@ class _Traffic:
 def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffic:
     programs, last = math.prod(grid), len(grid) - 1
     reads = stores = rereads = 0.0
-    moved = blocks = overlapping = 0
+    moved = blocks = copied = 0
     for var, access in requests.inputs:
         size, block = (
             nbytes(var.aval),
@@ -219,8 +223,9 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
         )
         rereads += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)
         moved, blocks = moved + once, blocks + block
-        if total > once and any(span.start.terms for span in access):
-            overlapping += block
+        elements = covered(access, grid, shape)
+        if _is_turned(access, outputs) or volume(access) * programs > OVERLAP * elements:
+            copied += block * any(span.start.terms for span in access)
     for var, access in outputs:
         size = nbytes(var.aval)
         stores += size / far_bandwidth(size, machine)
@@ -229,4 +234,11 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
             size * (waste - 1) / machine.l3_bandwidth
         )  # the shared cache joins parts of sectors
         moved, blocks = moved + size, blocks + volume(access) * itemsize(var)
-    return _Traffic(reads, stores, rereads, overlapping, moved, blocks)
+    return _Traffic(reads, stores, rereads, copied, moved, blocks)
+
+
+def _is_turned(access: Access, outputs: Sequence[tuple[jex.Var, Access]]) -> bool:
+    """Whether parts of an operand's rows follow a dimension of the first result that is not along its rows."""
+    _, result = outputs[0]
+    across = {symbol for span in result[:-1] for symbol in span.start.symbols}
+    return bool(access) and not access[-1].start.symbols.isdisjoint(across)

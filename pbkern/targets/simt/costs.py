@@ -113,14 +113,10 @@ class ThreadCosts(MachineCosts):
         # Blocks whose scratch fits one multiprocessor.
         beside = min(self.near_bytes // max(terms.scratch, 1), RESIDENT_BLOCKS)
         idle = RESIDENT_BLOCKS / max(beside, 1)
-        under_way = (
-            STREAMED_BYTES
-            if terms.streams
-            else max(
-                min(terms.working_set, IN_FLIGHT_BYTES),
-                min(terms.overlapping, COPY_IN_FLIGHT_BYTES),
-            )
-        )
+        # What is copied a strip at a time, for want of room, has a few loads under way.
+        copied = min(terms.copied, COPY_IN_FLIGHT_BYTES) if terms.copied <= self.l2_bytes else 0
+        under_way = max(min(terms.working_set, IN_FLIGHT_BYTES), copied)
+        under_way = STREAMED_BYTES if terms.streams else under_way
         loads = under_way / IN_FLIGHT_BYTES
         rounds = math.ceil(programs / cores) * (1 + UNBALANCED * (1 < programs < 2 * cores))
         stalls = terms.trips if terms.scratch > self.l2_bytes else 0.0

@@ -64,6 +64,7 @@ def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
         l2_bytes=specs.near // RESIDENT_BLOCKS,
         l3_bytes=specs.cache,
         dram_bandwidth=specs.bandwidth,
+        run_bytes=0,
         sector_bytes=SECTOR_BYTES,
         l3_bandwidth=2.5 * specs.bandwidth,
         l2_bandwidth=10 * specs.bandwidth,
