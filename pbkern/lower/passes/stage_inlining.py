@@ -103,8 +103,7 @@ class _Inliner:
         """The reader with the maker inside, if that can be and is less work."""
         before = maker, reader
         maker, reader = self._written_out(maker), self._written_out(reader)
-        is_sum = before[0].rdims and self._is_short(before[0])
-        if reader.rdims and not (_adds_all(reader) and is_sum):
+        if reader.rdims and not (_adds_all(reader) and self._is_short(before[0])):
             return None
         nest = inlined(maker, reader, self.pool)
         if nest is None or len(nest.nodes()) > self.limits.most_nodes:

@@ -60,6 +60,8 @@ def some_violated(
         # Each row by the threads that hold its peak; then all rows.
         rows = {names[dim]: size for dim, size in sizes.items()}
         each = context.new_buffer(tuple(rows.values()), INT32)
+        # No pass takes the tests into what joins them: that goes across rows, and peaks would leave their threads' registers.
+        context.persistent |= {each}
         value = renamed(claim.violated(context))
         out.append(Nest(rows, stores=(Store(each, tuple(map(Affine.symbol, rows)), value),)))
         again = {context.names("d"): size for size in rows.values()}
