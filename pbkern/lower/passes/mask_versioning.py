@@ -39,8 +39,6 @@ from pbkern.lower.nest.ir import Const, Expr, InRange, Nest, Op, Pool, Stmt
 from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
 
 INT32 = np.dtype(np.int32)
-# Programs along each dimension from which on those in the middle stand for most.
-FEWEST_PROGRAMS = 4
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,9 @@ class VersionMasks:
     most_nodes: int = threshold(
         120, "operations of a nest that is worth a second copy: bounds code size"
     )
+    fewest_programs: int = threshold(
+        4, "programs along each dimension from which on those in the middle stand for most"
+    )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         return with_nests_within(
@@ -66,7 +67,7 @@ class VersionMasks:
     def _variants(self, nest: Nest, context: NestContext, bounds: Bounds) -> list[Stmt]:
         nest = without_repeated_tests(nest, context.pool)
         tests, fold = self._tests(nest, context.pool), Folder(context.pool, bounds)
-        tests = [_usual(test, nest, context.pool, bounds) for test in tests]
+        tests = [self._usual(test, nest, context.pool, bounds) for test in tests]
         conditions = list(
             dict.fromkeys(
                 fold(condition) for test in tests for condition in _conditions(test, nest, context)
@@ -105,6 +106,33 @@ class VersionMasks:
             return []
         return tests
 
+    def _usual(self, test: Expr, nest: Nest, pool: Pool, bounds: Bounds) -> Expr:
+        """A test that is open to one side, or the opposite where that holds at all points in the middle of `bounds`.
+
+        In the first of many blocks, elements come from the last ones: in all others none does, `i < 100` fails everywhere.
+        """
+        around = test.symbols - nest.dims.keys()
+        if not isinstance(test, InRange) or not around <= bounds.keys():
+            return test
+        if any(
+            bounds[symbol][1] - bounds[symbol][0] < self.fewest_programs - 1 for symbol in around
+        ):
+            return test
+        low, high = test.low, test.high
+        opposite = (high, UNBOUNDED) if low <= -UNBOUNDED else (-UNBOUNDED, low)
+        extents = nest.extents()
+
+        def middle(symbol) -> tuple[int, int]:
+            if symbol in extents:
+                return 0, extents[symbol] - 1
+            centre = sum(bounds[symbol]) // 2
+            return centre, centre
+
+        values = interval(test.affine, {symbol: middle(symbol) for symbol in test.symbols})
+        if values is None or not (opposite[0] <= values[0] and values[1] < opposite[1]):
+            return test
+        return pool.in_range(test.affine, *opposite)
+
 
 def _hardest(test: Expr, nest: Nest, pool: Pool) -> dict[str, Affine] | None:
     """The point of a nest where a test is hardest to pass; None where that is not known, or no program may pass it."""
@@ -141,32 +169,6 @@ def _corner(nest: Nest, rises: dict[str, bool], up: bool) -> dict[str, Affine]:
         dim: Affine((), extent - 1 if rises[dim] is up else 0)
         for dim, extent in nest.extents().items()
     }
-
-
-def _usual(test: Expr, nest: Nest, pool: Pool, bounds: Bounds) -> Expr:
-    """A test that is open to one side, or the opposite where that holds at all points in the middle of `bounds`.
-
-    In the first of many blocks, elements come from the last ones: in all others none does, `i < 100` fails everywhere.
-    """
-    around = test.symbols - nest.dims.keys()
-    if not isinstance(test, InRange) or not around <= bounds.keys():
-        return test
-    if any(bounds[symbol][1] - bounds[symbol][0] < FEWEST_PROGRAMS - 1 for symbol in around):
-        return test
-    low, high = test.low, test.high
-    opposite = (high, UNBOUNDED) if low <= -UNBOUNDED else (-UNBOUNDED, low)
-    extents = nest.extents()
-
-    def middle(symbol) -> tuple[int, int]:
-        if symbol in extents:
-            return 0, extents[symbol] - 1
-        centre = sum(bounds[symbol]) // 2
-        return centre, centre
-
-    found = interval(test.affine, {symbol: middle(symbol) for symbol in test.symbols})
-    if found is None or not (opposite[0] <= found[0] and found[1] < opposite[1]):
-        return test
-    return pool.in_range(test.affine, *opposite)
 
 
 def _overlaps(test: Expr) -> bool:

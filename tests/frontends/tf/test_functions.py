@@ -384,7 +384,7 @@ def test_kernels_name_the_lines_of_the_function():
             y = tf.sort(y) + 1.0
         return y
 
-    explained = pbkern.polyblocks_jit_tf(scaled).explain(tf.ones((4, 5)))
+    explained = pbkern.polyblocks_jit_tf(scaled).explain(tf.ones((400, 5)))
     first = scaled.__code__.co_firstlineno
     places = {op: at for kernel in explained.kernels for op, at in kernel.ops}
     assert places["exp"] == f"{__file__}:{first + 1} (scaled)"
