@@ -46,6 +46,7 @@ from pbkern.fuse.indexing.gather_to_select import GathersToSelects
 from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
 from pbkern.fuse.indexing.reshape_motion import MoveReshapes
 from pbkern.fuse.indexing.row_views import ViewRows
+from pbkern.fuse.indexing.slices_of_cases import read_cases
 from pbkern.fuse.indexing.static_updates import UpdatesToSelects
 from pbkern.fuse.indexing.transpose_motion import move_transposes
 from pbkern.fuse.indexing.transposed_operands import fold_transposes
@@ -137,6 +138,11 @@ FUSE_PASSES = (
         "place updates",
         UpdatesToSelects(),
         "updates at known places are selects, which fuse",
+    ),
+    Pass(
+        "read cases",
+        _of_jaxpr(read_cases),
+        "an update is not stored for one that reads beside it",
     ),
     Pass("repeat first", _of_jaxpr(repeats_to_broadcasts), "repeats are broadcasts, which fuse"),
     Pass(

@@ -257,15 +257,19 @@ class LaterRequests(BlockRequests):
         return getattr(self, name)
 
 
-def request(eqns: Sequence, outputs: Sequence[tuple[jex.Var, Access]]) -> BlockRequests:
+def request(
+    eqns: Sequence,
+    outputs: Sequence[tuple[jex.Var, Access]],
+    step_for: Callable[[Any, Access], Step] = step_of,
+) -> BlockRequests:
     """Walks `eqns` in reverse from the wanted blocks of `outputs`.
 
-    Raises NeedsWhole, UnsupportedOp, Unfusable.
+    `step_for`: the step that computes a block of an equation's results. Raises NeedsWhole, UnsupportedOp, Unfusable.
     """
     hulls: dict = {}
     for var, access in outputs:
         hulls.setdefault(var, Hulls()).ask(access)
-    steps = _walked(eqns, hulls, 0, len(eqns))
+    steps = _walked(eqns, hulls, 0, len(eqns), step_for)
     computed = {output for step in steps for output in step.eqn.outvars}
     read = dict.fromkeys(operand for operand in _operands(steps) if operand not in computed)
     return BlockRequests(hulls, steps, _blocks_of(read, hulls))
@@ -315,7 +319,13 @@ def _blocks_of(values: Iterable, hulls: dict) -> list[tuple[jex.Var, Access]]:
     return [(var, hull) for var in values for hull in hulls.get(var, ())]
 
 
-def _walked(eqns: Sequence, hulls: dict, behind: int, equations: int) -> list[Step]:
+def _walked(
+    eqns: Sequence,
+    hulls: dict,
+    behind: int,
+    equations: int,
+    step_for: Callable[[Any, Access], Step] = step_of,
+) -> list[Step]:
     """The steps of `eqns`, found from the last one on.
 
     `hulls` so far are changed in place. There are `behind` steps already, and `equations` in all.
@@ -331,7 +341,7 @@ def _walked(eqns: Sequence, hulls: dict, behind: int, equations: int) -> list[St
             raise Unfusable("values would be needed at too many places")
         produced = Hulls()
         for out in asked:
-            step = step_of(eqn, out)
+            step = step_for(eqn, out)
             produced.by_linear.setdefault(step.linear, []).append(step.out)
             steps.append(step)
             for atom, access, linear in step.asks:

@@ -527,7 +527,10 @@ class _EquationPlaces:
         self.readers: dict[jex.Var, set[int]] = {}
         for number, node in enumerate(parts.nodes):
             for eqn in (*node.eqns, *(node.finish.eqns if node.finish else ())):
-                self.makers.setdefault(id(eqn), set()).add(number)
+                if (
+                    node.kind != "control"
+                ):  # loops have refusals of their own: of several steps in one kernel
+                    self.makers.setdefault(id(eqn), set()).add(number)
                 for value in atoms(eqn):
                     self.readers.setdefault(value, set()).add(number)
 

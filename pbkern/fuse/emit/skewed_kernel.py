@@ -4,10 +4,15 @@ Rows count from the first that a program reads; a step's rows count from the fir
 need. Row d of a step needs rows d, d + 1, ... d + lag of the step before, and replaces row d:
 elements are stored over what only earlier rows needed. The scratch holds the rows between the first
 step and the last, and as many more; then the wavefront moves back to its start.
+
+The first and the last rows may be made apart, by bodies of their own. The first rows wait for their
+last one, so that everything they need is there; the scratch has places in front of its start for
+those that wait. The last rows are made with the first of them.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -164,8 +169,13 @@ def _turns(wave: Wavefront) -> int:
     return -(-(wave.height + wave.lag * wave.steps) // wave.reads.rows)
 
 
+def _waiting(wave: Wavefront) -> int:
+    """Rows that wait for a later one: the scratch buffer's start has places for them."""
+    return wave.upper.rows - 1 if wave.upper else 0
+
+
 def _rows(wave: Wavefront) -> int:
-    return wave.lag * wave.steps + _panel(wave) * wave.reads.rows
+    return _waiting(wave) + wave.lag * wave.steps + _panel(wave) * wave.reads.rows
 
 
 class _SkewedBody:
@@ -205,7 +215,8 @@ class _SkewedBody:
         """
         wave, rows = self.wave, self.wave.reads.rows
         behind = wave.lag * wave.steps
-        entering, slot = turns * I32(rows), in_panel * I32(rows) + I32(behind)
+        entering = turns * I32(rows)
+        slot = in_panel * I32(rows) + I32(behind + _waiting(wave))
         first = self.base + I32(wave.steps * self.low)
 
         @when(entering < wave.height + behind)
@@ -238,7 +249,7 @@ class _SkewedBody:
         for ring, scratch in zip(self.rings, self.scratch):
 
             def move(chunk, ring=ring, scratch=scratch):
-                to, rank = chunk * I32(wave.lag), len(ring.shape)
+                to, rank = chunk * I32(wave.lag) + I32(_waiting(wave)), len(ring.shape)
                 old, new = (
                     _along(rank, ring.axis, ds(start, wave.lag)) for start in (to + I32(far), to)
                 )
@@ -277,16 +288,19 @@ class _SkewedBody:
                 ring.rows(slot, count)
             ]
 
+        # Rows that wait leave with the one that they wait for.
+        upper = wave.upper.rows if wave.upper else 0
+        begin = jnp.maximum(self.base, I32(upper)) if upper else self.base
         for ring, scratch, result in zip(self.rings, self.scratch, self.results):
             end = jnp.minimum(last, I32(wave.rows_of(ring.v)))
-            self.by_rows(
-                row,
-                slot,
-                end,
-                lambda *at, r=ring, s=scratch, o=result: write(o, r, s, *at),
-                self.base,
-                wraps=False,
-            )
+            leaving = functools.partial(write, result, ring, scratch)
+            self.by_rows(row, slot, end, leaving, begin, wraps=False)
+            if upper:
+                ahead = I32(upper - 1) - row
+
+                @when((ahead >= 0) & (ahead < wave.reads.rows) & (self.base < upper))
+                def _(leaving=leaving, ahead=ahead):
+                    leaving(I32(0), slot + ahead - I32(upper - 1), upper)
 
     def by_rows(self, row, slot, end, use: Callable, begin=0, wraps: bool = True) -> None:
         """`use(row, slot, count)` for all rows at once if they are in [begin, end), else for each row that is."""
@@ -357,18 +371,44 @@ class _SkewedBody:
                         self.wave.alone, k, here, self.wrapped(here), slot + number, clipped=True
                     )
                     return
-                in_array = (row + number >= 0) & (row + number < self.wave.extent)
-                when(in_array)(
+                first, end = self.wave.between
+                when((row + number >= first) & (row + number < end))(
                     lambda: self.store(
                         self.wave.alone, k, row + number, row + number, slot + number, clipped=True
                     )
                 )
 
+            # Rows are stored over older ones, in order.
+            self.make_upper(k, row, slot)
             _loop(rows, one)
+            self.make_lower(k, row, slot)
+
+    def make_upper(self, k, row, slot) -> None:
+        """The first rows, if their last one is among those from `row` on."""
+        upper = self.wave.upper
+        if upper is not None:
+            ahead = I32(upper.rows - 1) - row
+
+            @when((ahead >= 0) & (ahead < self.wave.reads.rows))
+            def _():
+                at = slot + ahead - I32(upper.rows - 1)
+                self.store(upper, k, I32(0), I32(0), at, clipped=False)
+
+    def make_lower(self, k, row, slot) -> None:
+        """The last rows, if their first one is among those from `row` on."""
+        lower = self.wave.lower
+        if lower is not None:
+            start = I32(self.wave.between[1])
+            ahead = start - row
+
+            @when((ahead >= 0) & (ahead < self.wave.reads.rows))
+            def _():
+                self.store(lower, k, start, start, slot + ahead, clipped=False)
 
     def inside(self, reads: Reads) -> tuple[int, int]:
         """(first, last) row for which no operand is read beyond its edges."""
-        low, high = 0, self.wave.least_extent - reads.rows
+        first, end = self.wave.between
+        low, high = first, min(end, self.wave.least_extent) - reads.rows
         for var in self.wave.body.jaxpr.invars:
             for hull in reads.hulls(var):
                 for span, size in zip(hull, var.aval.shape):
@@ -400,22 +440,29 @@ class _SkewedBody:
         }
         get = run_steps(reads.requests, blocks, BodyContext({0: row}))
         results = wave.body.jaxpr.outvars
+        # A result that ends before these rows has none of them: its value is None.
         values = [get(var, access) for var, access in zip(results, reads.results)]
         carries = results[: len(self.rings)]
         stored = list(zip(wave.stored, self.parts, results[len(carries) :], values[len(carries) :]))
         for part, ref, var, value in stored:
-            if var not in carries:
+            if var not in carries and value is not None:
                 self.store_part(part, ref, k, place, _RowsOfValue(value, part))
-        for ring, scratch, value in zip(self.rings, self.scratch, values):
-            scratch[ring.rows(slot, reads.rows)] = value
-        for part, ref, var, _ in stored:
-            if var in carries:
+        counts = [
+            0 if value is None else value.shape[ring.axis]
+            for ring, value in zip(self.rings, values)
+        ]
+        for ring, scratch, value, count in zip(self.rings, self.scratch, values, counts):
+            if count:
+                scratch[ring.rows(slot, count)] = value
+        for part, ref, var, value in stored:
+            if var in carries and value is not None:
                 # Read again: a value that two places store would not be computed over the old rows.
                 at = carries.index(var)
-                rows = _RowsOfRing(self.scratch[at], self.rings[at], slot, reads.rows, part)
+                rows = _RowsOfRing(self.scratch[at], self.rings[at], slot, counts[at], part)
                 self.store_part(part, ref, k, place, rows)
-        for ring, scratch in zip(self.rings, self.scratch):
-            self.wrap(ring, scratch, slot, reads.rows)
+        for ring, scratch, count in zip(self.rings, self.scratch, counts):
+            if count:
+                self.wrap(ring, scratch, slot, count)
 
     def store_part(self, part: StoredRows, ref, k, row, rows: _RowsOfValue | _RowsOfRing) -> None:
         """Stores the rows of a value, from `row` on, that belong to the part and to this program."""
@@ -432,13 +479,20 @@ class _SkewedBody:
         def one(number) -> None:
             when((row + number >= begin) & (row + number < end))(lambda: store(number, 1))
 
-        if span.size >= count > 1:
+        # Rows at a fixed place are known to be in the part, or not.
+        numbers = [
+            number
+            for number in range(count)
+            if not isinstance(row, np.integer) or first <= int(row) + number < last
+        ]
+        at_once = span.size >= count > 1 and len(numbers) == count
+        if at_once:
             when(inside)(lambda: store(I32(0), count))
         edge = (row + I32(count) > begin) & (row < end)
 
-        @when(edge & ~inside if span.size >= count > 1 else edge)
+        @when(edge & ~inside if at_once else edge)
         def _():
-            for number in range(count):
+            for number in numbers:
                 one(I32(number))
 
     def block(self, var, hull: Access, k, row, slot, clipped: bool):
@@ -449,7 +503,10 @@ class _SkewedBody:
                 for candidate, buf in zip(self.rings, self.scratch)
                 if candidate.v is var
             )
-            return scratch[ring.at(slot + I32(hull[ring.axis].start.const - self.low), hull)]
+            span = hull[ring.axis]
+            # Rows at a fixed place are counted from the first that is made.
+            ahead = span.start.const - (int(row) if span.is_const else 0)
+            return scratch[ring.at(slot + I32(ahead - self.low), hull)]
         ref = self.given[var]
         index: list = [ds(span.start.const, span.size) for span in hull]
         lead = [k] if var in self.wave.elements else []

@@ -14,10 +14,11 @@ from pbkern._jax import params_of
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import passed_over, run_passes
 from pbkern.fuse.cost.kinds import nbytes
-from pbkern.fuse.graph import Inner, Node, order, overwritten
+from pbkern.fuse.graph import Edge, Inner, Node, order, overwritten
 from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.simplify.literal_operands import operands_as_equations, outputs_as_equations
 from pbkern.fuse.split.two_stage import SPLIT_REDUCTIONS
+from pbkern.fuse.time_tiling.obstacles import obstacle
 from pbkern.fuse.time_tiling.overlapped import tile_time
 
 from . import leave_layouts_to_xla
@@ -156,15 +157,25 @@ def _time_blocks(
     if (walks or has_values) and params["reverse"]:
         return {}
     body = operands_as_equations(outputs_as_equations(unsplit["jaxpr"]))
+    counts = params["num_consts"], params["num_carry"]
     blocks = tile_time(
         body,
         inner.partition,
-        (params["num_consts"], params["num_carry"]),
+        counts,
         params["length"],
         parts.machine,
         parts.limits,
         lambda closed: partition(closed, parts.machine, parts.supports, parts.options),
     )
+    steps = 1 if blocks is None else blocks.main.steps
+    if blocks is None or blocks.main.partition.nodes[0].own_schedule.wave is None:
+        why = obstacle(body, counts, parts.limits)
+        if why:
+            carried_bytes = sum(nbytes(var.aval) for var in eqn.outvars[: params["num_carry"]])
+            moved = 2 * carried_bytes * max(params["length"] // steps - 1, 0)
+            parts.edges.append(
+                Edge(eqn, False, f"a kernel takes {steps} of its steps: {why}", moved)
+            )
     if blocks is None:
         return {}
     return {"jaxpr": blocks.main} | ({"rest": blocks.rest} if blocks.rest else {})

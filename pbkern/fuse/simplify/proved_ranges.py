@@ -70,12 +70,12 @@ class _Ranges:
             x = np.asarray(x)
             return (int(x.min()), int(x.max())) if x.dtype.kind in "iub" and x.size else None
         bounds = self.notes.find("bounds", x)
-        return bounds[0] if bounds else _of_type(x.dtype)
+        return bounds[0] if bounds else bounds_of_type(x.dtype)
 
     def noted(self, rule: Callable) -> Callable:
         def rewrite(eqn, operands):
             out = eqn.outvars[0].aval
-            possible = _of_type(getattr(out, "dtype", None))
+            possible = bounds_of_type(getattr(out, "dtype", None))
             if possible is None:
                 return None
             bounds, (low, high) = rule(eqn, [self.of(operand) for operand in operands]), possible
@@ -148,7 +148,7 @@ class _Ranges:
         return [operands[1 + which[0]]]
 
 
-def _of_type(dtype) -> Bounds | None:
+def bounds_of_type(dtype) -> Bounds | None:
     if not isinstance(dtype, np.dtype) or dtype.kind not in "iub":
         return None
     return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
@@ -201,6 +201,18 @@ def _both(eqn, of) -> Bounds | None:
     return (0, 0) if (0, 0) in of else (1, 1) if of == [(1, 1), (1, 1)] else None
 
 
+def _either(eqn, of) -> Bounds | None:
+    if eqn.outvars[0].aval.dtype != np.bool_:
+        return None
+    return (1, 1) if (1, 1) in of else (0, 0) if of == [(0, 0), (0, 0)] else None
+
+
+def _opposite(eqn, of) -> Bounds | None:
+    if eqn.outvars[0].aval.dtype != np.bool_ or of[0] is None:
+        return None
+    return 1 - of[0][1], 1 - of[0][0]
+
+
 def _remainder(eqn, of) -> Bounds | None:
     """Has the sign of the first operand."""
     x, y = of
@@ -242,6 +254,8 @@ RULES: dict[str, Callable] = {
     "eq": _compared(lambda x, y: x == y),
     "ne": _compared(lambda x, y: x != y),
     "and": _both,
+    "or": _either,
+    "not": _opposite,
     "rem": _remainder,
     "div": _quotient,
     "clamp": _clamp,

@@ -21,6 +21,13 @@ class TimeTilingLimits:
     most_recompute: float = threshold(
         1.25, "operations done, relative to those needed: halos repeat work. Source: not recorded"
     )
+    thinnest: int = threshold(
+        16,
+        "times more elements than a slice has, at least, of a value that is computed again for it. Source: not recorded",
+    )
+    most_thin_equations: int = threshold(
+        60, "equations that are computed again for a slice: bounds code size. Source: not recorded"
+    )
     most_slices: int = threshold(
         16,
         "elements of a window (sum over dimensions), and of a depthwise convolution in all, that become slices. Source: not "

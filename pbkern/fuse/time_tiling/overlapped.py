@@ -10,7 +10,6 @@ kernel length // steps times, and a shorter one for the rest. A wavefront
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -22,21 +21,21 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import leading_to
 from pbkern.core.lazy_dataclass import dataclass
-from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable
 from pbkern.fuse.access.rules import NeedsWhole, whole
-from pbkern.fuse.cost.kinds import SINGLE_PASS, VIEWS, nbytes
+from pbkern.fuse.cost.kinds import nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Inner, Node, Partition, order
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.tiling.block_options import FEW_OUTER_ELEMENTS
 from pbkern.fuse.tiling.block_search import Schedule, search
 from pbkern.fuse.tiling.time_skewing import ALONG, StoredRows, Wavefront, price, wavefronts
 
 from .limits import TimeTilingLimits
+from .local_operations import is_local
 from .periodic_borders import continued, periodic_dimensions, reach, with_periodic_halos
 from .step_values import StepValues, step_values
-from .windows_as_slices import as_slices, is_window
+from .thin_slices import thin_ends_as_selects, with_thin_slices
+from .windows_as_slices import as_slices
 
 # Steps per kernel that are tried, in this order. More steps take longer to compile.
 STEPS = (2, 4, 5, 8, 10)
@@ -53,20 +52,10 @@ class TimeBlocks:
 def is_stencil(parts: Partition, body: jex.Jaxpr, carries: int, limits: TimeTilingLimits) -> bool:
     """Is it groups, and do cheap equations with small halos make the `carries`, arrays among them?"""
     results = [var for var in body.outvars[:carries] if not isinstance(var, jex.Literal)]
-    local = all(_is_local(eqn, limits) for eqn in leading_to(body.eqns, results))
+    local = all(is_local(eqn, limits) for eqn in leading_to(body.eqns, results))
     kinds = {node.kind for node in parts.nodes}
     ours = "group" in kinds and kinds <= {"group", "alias"}
     return ours and local and max((array_aval(var).ndim for var in results), default=0) > 0
-
-
-def _is_local(eqn, limits: TimeTilingLimits) -> bool:
-    name = eqn.primitive.name
-    if name in SINGLE_PASS and "axes" in eqn.params:
-        return (
-            math.prod(eqn.invars[0].aval.shape[axis] for axis in eqn.params["axes"])
-            <= FEW_OUTER_ELEMENTS
-        )
-    return name in ELEMENTWISE or name in VIEWS or is_window(eqn, limits)
 
 
 def tile_time(
@@ -125,8 +114,9 @@ def fronts_of(
                 continue
             step = _step(values.body, counts, limits)
         stored = values.stored if values else ()
+        in_selects = retrace(step.body, thin_ends_as_selects(limits))
         for wave, cost in wavefronts(
-            step.body, counts, step.periodic, length, machine, along, stored
+            in_selects, counts, step.periodic, length, machine, along, stored
         ):
             yield _OverlappedBody(wave, cost, values, partition)
 
@@ -292,7 +282,7 @@ class _Step:
 
 
 def _step(body: jex.ClosedJaxpr, counts: tuple[int, int], limits: TimeTilingLimits) -> _Step:
-    body = retrace(body, as_slices(limits))
+    body = retrace(with_thin_slices(retrace(body, as_slices(limits)), limits), {})
     rolled = with_periodic_halos(body)
     periodic = periodic_dimensions(rolled.jaxpr, counts)
     if periodic is None or not any(periodic):
