@@ -245,17 +245,23 @@ class _SkewedBody:
     def go_back(self) -> None:
         """Moves the rows that are still needed to the scratch buffer's start."""
         wave = self.wave
-        far = _panel(wave) * wave.reads.rows
+        far, waiting = _panel(wave) * wave.reads.rows, _waiting(wave)
         for ring, scratch in zip(self.rings, self.scratch):
 
-            def move(chunk, ring=ring, scratch=scratch):
-                to, rank = chunk * I32(wave.lag) + I32(_waiting(wave)), len(ring.shape)
+            def move(to, count: int, ring=ring, scratch=scratch):
                 old, new = (
-                    _along(rank, ring.axis, ds(start, wave.lag)) for start in (to + I32(far), to)
+                    _along(len(ring.shape), ring.axis, ds(start, count))
+                    for start in (to + I32(far), to)
                 )
                 scratch[new] = scratch[old]
 
-            _loop(wave.steps, move)
+            # First those in front, which the last step's waiting rows are made from: the others go over their old places.
+            if waiting:
+                move(I32(0), waiting)
+            _loop(
+                wave.steps,
+                lambda chunk, move=move: move(chunk * I32(wave.lag) + I32(waiting), wave.lag),
+            )
 
     # ---------------------------------------------------------------- rows in and out
 
