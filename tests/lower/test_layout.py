@@ -21,17 +21,17 @@ from pbkern.targets.simt.schedule.instructions import (
 LANE = np.arange(32)
 GROUP, THREAD = LANE // 4, LANE % 4
 ROWS = {**INSTRUCTIONS, **MATRIX_INSTRUCTIONS}
+# Lanes that hold an element of the operands and of the results, where that is not one.
+HOLDERS = {"wmma": (2, 2, 1), "fma": (8, 4, 1)}
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_element_of_an_operand_has_one_holder(name):
     row = ROWS[name]
     m, n, k = row.shape
-    for layout, shape in zip(row.layouts, ((m, k), (k, n), (m, n))):
+    for number, (layout, shape) in enumerate(zip(row.layouts, ((m, k), (k, n), (m, n)))):
         assert layout.shape == shape
-        assert layout.copies == (
-            2 if name.startswith("wmma") and layout is not row.layouts[2] else 1
-        )
+        assert layout.copies == HOLDERS.get(name.partition(".")[0], (1, 1, 1))[number]
         places = layout.table(*layout.names).reshape(-1, 2)
         assert {tuple(place) for place in places} == set(itertools.product(*map(range, shape)))
 

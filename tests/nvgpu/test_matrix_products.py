@@ -600,7 +600,7 @@ def test_without_swizzles_there_are_conflicts():
 
 
 LEFT = {
-    "float32": Product(64, 64, 64, "float32", block=(64, 64), warps=4),
+    "few rows of float32": Product(16, 64, 64, "float32", block=(16, 64), warps=4),
     "a tile below four warps": Product(16, 8, 64, block=(16, 8), warps=4),
 }  # fmt: skip
 

@@ -62,7 +62,17 @@ def test_blocks_ask_memory_for_little_more_than_they_need(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["rows_of_ten", "column_sum", "narrow_sum", "turned_add", "turned_pixels", "to_nchw"]
+    "name",
+    [
+        "rows_of_ten",
+        "column_sum",
+        "narrow_sum",
+        "turned_add",
+        "turned_pixels",
+        "to_nchw",
+        "blur",
+        "long_softmax",
+    ],
 )
 def test_sums_and_transposes_ask_for_what_they_need(name):
     assert benchmarks.gpu.count([name]) == 0
@@ -173,7 +183,9 @@ def test_each_exponential_is_computed_once(name):
 def test_blocks_of_a_transpose_are_turned_whole():
     """Parts of rows are whole sectors, of the operand and of the result."""
     (kernel,) = kernels(lambda x, y: x.T + y, [(1024, 1024)] * 2)
-    assert kernel.grid == (32, 16)
+    assert kernel.grid == (16, 16)
+    (kernel,) = kernels(lambda x: x.T + 1, [(300, 700)])  # rows begin in the middle of sectors
+    assert kernel.grid == (11, 5)
 
 
 @pytest.mark.parametrize(("rows", "programs"), [(64, 512), (528, 528)])
@@ -194,9 +206,14 @@ def by_hand(rows, columns):
     return normalised
 
 
-@pytest.mark.parametrize(("rows", "columns", "passes"), [(50, 600, 2), (2, 15000, 3)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "passes"), [(50, 600, 2), (2, 15000, 2), (2, 40000, 3)]
+)
 def test_blocks_that_shared_memory_does_not_hold_are_cut_into_strips_of_rows(rows, columns, passes):
-    """A row that is longer than what blocks usually take is a strip by itself: it is read twice, the second time at once."""
+    """A row that is longer than what blocks usually take is a strip by itself.
+
+    One that fits half of shared memory is read once, a longer one twice.
+    """
     x = arrays([(2 * rows, columns)])[0]
     kernel = by_hand(rows, columns).trace(x)
     options = get_target("nvgpu").backend.build_options(kernel, CompileOptions(target="nvgpu"))

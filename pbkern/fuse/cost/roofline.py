@@ -29,6 +29,7 @@ class Terms:
       rereads: seconds of reading blocks again, from caches.
       trips: seconds of all programs' stored values to a cache and back.
       streams: whether products read operands a part at a time, from copies made ahead of their use.
+      copied: bytes of one program's blocks that overlap with those of others, or are read across rows.
       bytes_moved, flops, recompute, working_set, scratch, programs, limit: see Cost.
     """
 
@@ -46,6 +47,7 @@ class Terms:
     programs: int
     limit: float
     streams: bool = False
+    copied: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ class Sizes:
         ascending order.
       matrix_types: types of operands that matrix instructions multiply.
       matrix_tiles, matrix_columns: rows and columns of the blocks of such products, in ascending order.
+      held_words: words of sums and scores that the registers of a block hold while they are made a chunk of columns at a time;
+        0: other limits decide.
       stage_bytes: a reduction of fewer bytes gains nothing from a second kernel.
       far_row_bytes: fewest bytes that one program reads of a row that no cache holds.
       short_row_bytes: rows up to this length are read one after the other by a program, where
@@ -32,6 +34,8 @@ class Sizes:
         read across rows are searched as well, and parts of planes tried; 0: they are not.
       cuts_planes: whether a plane of few short lines is cut as well where each element is made of several.
       loop_elements: most elements of each value of a loop's body that runs inside one kernel; 0: loops stay outside.
+      square_side: elements along each side of the square blocks from which a kernel with halos is searched again.
+      line_parts: elements of parts of a line that one program may take.
       even_part: parts of lines are multiples of this many elements, unless they are shorter.
     """
 
@@ -42,6 +46,7 @@ class Sizes:
     matrix_types: frozenset[str]
     matrix_tiles: tuple[int, ...]
     matrix_columns: tuple[int, ...]
+    held_words: int
     stage_bytes: int
     far_row_bytes: int
     short_row_bytes: int
@@ -55,4 +60,6 @@ class Sizes:
     turned_side: int
     cuts_planes: bool
     loop_elements: int
+    square_side: int
+    line_parts: tuple[int, ...]
     even_part: int

@@ -24,8 +24,6 @@ FEW_OUTER_ELEMENTS = 32
 
 # Elements of the longest line that is a vector or two.
 SHORT_LINE = 128
-# Elements of parts of a line that one program may take.
-LINE_PARTS = (64, 256, 512, 1024, 2048)
 
 
 def are_matrices(eqn, sizes: Sizes) -> bool:
@@ -138,9 +136,11 @@ def options_of(
             is_short = extent <= SHORT_LINE
             is_sum = grain > 1 and sizes.cuts_planes
             if run > 1 and (cuts_planes or (is_short and is_sum)):
-                options[dim] = _powers(extent, sorted({-(-part // run) for part in LINE_PARTS}))
+                options[dim] = _powers(
+                    extent, sorted({-(-part // run) for part in sizes.line_parts})
+                )
             elif not is_short:
-                options[dim] = _powers(extent, LINE_PARTS)
+                options[dim] = _powers(extent, sizes.line_parts)
             run *= extent
             stage = "rows" if run >= 256 else "lanes"
         elif stage == "lanes":

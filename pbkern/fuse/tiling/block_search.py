@@ -28,11 +28,12 @@ from pbkern.fuse.access.scatter import owned
 from pbkern.fuse.access.windows_contractions import run_dimensions
 from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy
 from pbkern.fuse.cost.model import Cost, CostModel
+from pbkern.fuse.cost.sizes import Sizes
 from pbkern.fuse.cost.steps import elements_read, tables
 
 from .block_options import contraction_roles, even_cuts, multiples, options_of
-from .online_analysis import chunks_allowed, find
-from .online_blocks import Blocks, at
+from .online_analysis import FEWEST_CHUNK_COLUMNS, chunks_allowed, find
+from .online_blocks import Blocks, at, overflow
 
 if TYPE_CHECKING:
     from .time_skewing import Wavefront
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 # If halos multiply the work by more than this, or scratch outgrows L2, the descent starts again
 # from square blocks. Source: not recorded.
 HALO_RECOMPUTE = 1.1
-# Elements along each side of these square blocks. Source: not recorded.
-SQUARE_SIDE = 256
 # Elements of the blocks from which products are searched a second time, by the role of a dimension.
 # Measured: docs/decisions/031-second-block-search.md.
 TALL = {"row": 1024, "column": 128}
@@ -260,6 +259,7 @@ def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
     runs = None if online is None else at(online, plain.outputs)
     if runs is None:
         return plain
+    runs = _in_registers(runs, plain.outputs, machine.sizes)
     cost = machine.kernel_cost(
         plain.requests, plain.outputs, plain.grid, runs.parts(), runs.repeated()
     )
@@ -267,6 +267,18 @@ def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
         return plain
     suits = cost.seconds <= plain.cost.seconds or plain.cost.scratch > machine.near_bytes
     return replace(plain, cost=cost, online=runs) if suits else plain
+
+
+def _in_registers(runs: Blocks, outputs: Sequence, sizes: Sizes) -> Blocks:
+    """Chunks so short that registers hold the scores of products by matrix instructions, or as short as can be."""
+    while sizes.held_words and runs.online.run // 2 >= FEWEST_CHUNK_COLUMNS:
+        if runs.online.run > sizes.matrix_tiles[0] or not overflow(runs, sizes.held_words):
+            break
+        shorter = at(replace(runs.online, run=runs.online.run // 2), outputs)
+        if shorter is None:
+            break
+        runs = shorter
+    return runs
 
 
 class _Least(dict):
@@ -419,7 +431,10 @@ def search(
                 or best.cost.recompute > HALO_RECOMPUTE
                 or best.cost.scratch > machine.scratch_bytes
             ):
-                best = _better(best, _descend(at, options, _squarish(options, target)))
+                best = _better(
+                    best,
+                    _descend(at, options, _squarish(options, target, machine.sizes.square_side)),
+                )
             side = machine.sizes.turned_side
             if best is not None and side and not roles and _is_turned(best):
                 planes, _ = _options(root, least, roles, machine, grain, cuts_planes=True)
@@ -489,12 +504,11 @@ def tall_blocks(eqns, current: Schedule, machine: CostModel) -> Schedule | None:
     return tall if tall is not None and tall.blocks[columns] % TALL_TILE == 0 else None
 
 
-def _squarish(options: list[list[int]], target: Sequence[int]) -> list[int]:
+def _squarish(options: list[list[int]], target: Sequence[int], side: int) -> list[int]:
     """Another starting point: square blocks have the smallest halos."""
     free = [axis for axis, option in enumerate(options) if len(option) > 2][-2:]
     return [
-        min(SQUARE_SIDE, options[axis][-1]) if axis in free else size
-        for axis, size in enumerate(target)
+        min(side, options[axis][-1]) if axis in free else size for axis, size in enumerate(target)
     ]
 
 

@@ -128,6 +128,29 @@ def at(online: Online, outputs: Sequence[tuple[jex.Var, Access]]) -> Blocks | No
     return Blocks(online, first, second, after)
 
 
+def overflow(blocks: Blocks, most_words: int) -> bool:
+    """Whether the sums of a pass and a chunk's scores are more words than registers hold.
+
+    Scores are there twice, as sums and as operands of half their size. Masks are tests of each score, one of each kind.
+    """
+    for chunk_pass in (blocks.first, blocks.second):
+        if chunk_pass is None:
+            continue
+        sums = sum(volume(access) for access in chunk_pass.results)
+        steps = chunk_pass.full.requests.steps
+        scores = [
+            volume(x.out) for x in steps if x.eqn.primitive.name == "dot_general" and moves(x.out)
+        ]
+        masks = {
+            x.eqn.invars[0]: volume(x.out)
+            for x in steps
+            if x.eqn.primitive.name == "select_n" and moves(x.out)
+        }
+        if sums + 3 * sum(scores) // 2 + sum(masks.values()) // 2 > most_words:
+            return True
+    return False
+
+
 def _has_rows(access: Access, columns: int) -> bool:
     """Is a chunk's block more than a vector along its columns, such as their positions? Results need no such value."""
     return moves(access) and volume(access) > columns

@@ -30,11 +30,13 @@ class NestPolicy:
     Attributes:
       step_bytes: bytes of neighbouring elements that are computed together.
       near_bytes: of the nearest cache.
+      row_bytes: of the longest row that later passes copy near, where several statements read it.
       mask_strip: elements of a masked dimension that are left out together.
     """
 
     step_bytes: int = 0
     near_bytes: int = 0
+    row_bytes: int = 0
     mask_strip: int = 64
 
     def vector_dimension(self, nest: Nest) -> str | None:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from jax.extend import core as jex
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import BlockRequests, volume
 from pbkern.fuse.access.rules import Access
@@ -26,6 +27,8 @@ LIVE_VALUES = 3
 # Heavy values (fuse/cost/kinds.py) are not computed more often than this, operations done over
 # operations needed, unless they reduce what a nearest cache holds, as the partial results of a sum.
 RECOMPUTE_LIMIT = 1.3
+# Times that all programs together read an element, on average, from which on their blocks overlap.
+OVERLAP = 1.05
 
 
 def far_bandwidth(size: int, machine: Machine) -> float:
@@ -82,11 +85,9 @@ def kernel_terms(
         if not stored.isdisjoint(step.eqn.outvars):
             temporaries += price.block_bytes
             sizes.append(int(price.block_bytes * parts.get(step.eqn.outvars[0], 1)))
-    reads, stores, rereads, moved, blocks = _traffic(
-        requests, outputs, grid, machine, priced.tables
-    )
+    traffic = _traffic(requests, outputs, grid, machine, priced.tables)
     scratch = sum(sorted(sizes)[-LIVE_VALUES:])
-    blocks -= int(
+    blocks = traffic.blocks - int(
         sum(
             volume(access) * itemsize(var) * (1 - parts[var])
             for var, access in requests.inputs
@@ -95,37 +96,46 @@ def kernel_terms(
     )
     working_set = blocks + scratch
     streams = any(price.streams for _, price in priced.steps)
-    trips = _scratch_trips(temporaries, working_set, 0 if streams else blocks, machine)
+    # Where copies of blocks fit a core's part of near memory, what is stored between steps has the rest.
+    is_near = traffic.has_halos and traffic.copied <= machine.l2_bytes and not streams
+    near = costs.near_bytes if is_near else machine.l2_bytes
+    trips = _scratch_trips(temporaries, working_set, 0 if streams else blocks, near, machine)
     return Terms(
         arithmetic=per_program,
         repeated=repeated,
-        reads=reads,
-        stores=stores,
-        rereads=rereads,
+        reads=traffic.reads,
+        stores=traffic.stores,
+        rereads=traffic.rereads,
         trips=trips * programs,
         streams=streams,
-        bytes_moved=moved,
+        bytes_moved=traffic.moved,
         flops=done,
         recompute=done / needed if needed else 1.0,
         working_set=working_set,
         scratch=scratch,
         programs=programs,
-        limit=max(sum(price.limit for _, price in priced.steps), traffic_limit(moved, machine)),
+        limit=max(
+            sum(price.limit for _, price in priced.steps), traffic_limit(traffic.moved, machine)
+        ),
+        copied=traffic.copied,
     )
 
 
-def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Machine) -> float:
-    """Seconds of a program's stored values going to a cache and back: the larger, the further away."""
+def _scratch_trips(
+    temporaries: int, working_set: int, blocks: int, near: int, machine: Machine
+) -> float:
+    """Seconds of a program's stored values going to a cache and back: the larger, the further away.
+
+    near: bytes of the memory beside a core that one program may have.
+    """
     if working_set <= machine.l1_bytes:
         return 0.0
-    if working_set > machine.l2_bytes:
+    if working_set > near:
         is_shared = working_set <= machine.l3_bytes
         bandwidth = machine.l3_bandwidth if is_shared else machine.dram_bandwidth
         return (2.0 * temporaries + 0.3 * blocks) / bandwidth
     # Nests share outer loops: one step's part of a value is often all that is stored.
-    return (
-        (0.1 + working_set / machine.l2_bytes) * (temporaries + 0.3 * blocks) / machine.l2_bandwidth
-    )
+    return (0.1 + working_set / near) * (temporaries + 0.3 * blocks) / machine.l2_bandwidth
 
 
 def _line_waste(access: Access, shape: Sequence[int], size: int, run_bytes: int) -> float:
@@ -143,22 +153,69 @@ def _line_waste(access: Access, shape: Sequence[int], size: int, run_bytes: int)
     return min(least, between)
 
 
-def _traffic(
-    requests, outputs, grid, machine, looked_up: Collection
-) -> tuple[float, float, float, int, int]:
-    """(reads, stores, rereads: see Terms; compulsory bytes; bytes of one program's blocks)."""
+def _sector_waste(access: Access, shape: Sequence[int], size: int, machine: Machine) -> float:
+    """Bytes of whole sectors per byte of a block, where threads move a vector register of neighbours at a time.
+
+    Runs of a block begin at multiples of the least distance between them: rows whose length is no multiple of a sector
+    begin in the middle of one. Each access then touches a sector more.
+    """
+    sector, step = machine.sector_bytes, machine.vector_bits // 8
+    if not sector:
+        return 1.0
+    run, stride, apart, first = size, size, sector, 0
+    is_run = True  # so far, the block is one run of neighbours
+    for dim, extent in zip(reversed(access), reversed(shape)):
+        first += dim.start.const * stride
+        distances = [coefficient * stride for _, coefficient in dim.start.terms]
+        distances += [stride] if dim.size > 1 and not is_run else []
+        apart = math.gcd(apart, *distances)
+        if is_run:
+            run, is_run = run * dim.size, dim.size == extent
+        stride *= extent
+    places = range(first % apart, sector, apart)
+    pieces = [step] * (run // step) + ([run % step] if run % step else [])
+    touched = sum(-(-(place + piece) // sector) for piece in pieces for place in places)
+    return touched * sector / (len(places) * max(run, 1))
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """Bytes between a kernel's programs and memory.
+
+    Attributes:
+      reads, stores, rereads, copied: see Terms.
+      has_halos: whether blocks that move with programs overlap.
+      moved: compulsory bytes.
+      blocks: bytes of one program's blocks.
+    """
+
+    reads: float
+    stores: float
+    rereads: float
+    copied: int
+    has_halos: bool
+    moved: int
+    blocks: int
+
+
+def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffic:
     programs, last = math.prod(grid), len(grid) - 1
     reads = stores = rereads = 0.0
-    moved = blocks = 0
+    moved = blocks = copied = 0
+    has_halos = False
     for var, access in requests.inputs:
         size, block = (
             nbytes(var.aval),
             elements_read(requests, var, access, looked_up) * itemsize(var),
         )
-        waste = _line_waste(access, var.aval.shape, itemsize(var), machine.run_bytes)
+        shape = var.aval.shape
+        waste = max(
+            _line_waste(access, shape, itemsize(var), machine.run_bytes),
+            _sector_waste(access, shape, itemsize(var), machine),
+        )
         total = int(block * programs * waste)
         read = int(
-            covered(access, grid, var.aval.shape) * itemsize(var) * waste
+            covered(access, grid, shape) * itemsize(var) * waste
         )  # slices leave the rest where it is
         once = min(size, read, total)  # overlap and half-used lines come from caches
         reads += once / far_bandwidth(size, machine)
@@ -169,8 +226,23 @@ def _traffic(
         )
         rereads += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)
         moved, blocks = moved + once, blocks + block
+        overlaps = volume(access) * programs > OVERLAP * covered(access, grid, shape)
+        if any(span.start.terms for span in access) and (overlaps or _is_turned(access, outputs)):
+            copied += block
+            has_halos |= overlaps
     for var, access in outputs:
         size = nbytes(var.aval)
         stores += size / far_bandwidth(size, machine)
+        waste = _sector_waste(access, var.aval.shape, itemsize(var), machine)
+        rereads += (
+            size * (waste - 1) / machine.l3_bandwidth
+        )  # the shared cache joins parts of sectors
         moved, blocks = moved + size, blocks + volume(access) * itemsize(var)
-    return reads, stores, rereads, moved, blocks
+    return _Traffic(reads, stores, rereads, copied, has_halos, moved, blocks)
+
+
+def _is_turned(access: Access, outputs: Sequence[tuple[jex.Var, Access]]) -> bool:
+    """Whether parts of an operand's rows follow a dimension of the first result that is not along its rows."""
+    _, result = outputs[0]
+    across = {symbol for span in result[:-1] for symbol in span.start.symbols}
+    return bool(access) and not access[-1].start.symbols.isdisjoint(across)

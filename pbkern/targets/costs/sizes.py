@@ -19,6 +19,7 @@ SIZES = Sizes(
     matrix_types=frozenset(),
     matrix_tiles=(),
     matrix_columns=(),
+    held_words=0,
     stage_bytes=1 << 18,
     far_row_bytes=1 << 12,
     short_row_bytes=1 << 14,
@@ -33,5 +34,7 @@ SIZES = Sizes(
     cuts_planes=False,
     # From 64 elements on a step took as long in a kernel as with a launch for each (Zen 4, five bodies, 27 November 2026).
     loop_elements=256,
+    square_side=256,  # Source: not recorded.
+    line_parts=(64, 256, 512, 1024, 2048),
     even_part=1,
 )

@@ -14,9 +14,10 @@ TRIPLE = "nvptx64-nvidia-cuda"
 # Threads that a multiprocessor is to hold at least, so that each may have 128 registers: without a
 # number, ptxas spills some of them to have room for more blocks.
 RESIDENT_THREADS = 512
-# Registers of a thread's tiles, of those that are alive at a time, from which on half as many threads are resident, with 255
-# registers each. Source: what ptxas 13 takes for attention and its gradients: 88 fit 128 registers, 96 spill some.
-MANY_TILE_WORDS = 90
+# Registers of a thread's tiles, and of copies on their way to some, of those that are alive at a time, from which on half as
+# many threads are resident, with 255 registers each. Source: what ptxas 13 takes for attention, its gradients and convolutions:
+# 80 fit 128 registers, 88 spill some.
+MANY_TILE_WORDS = 84
 # Registers of a thread's sums of products under way, or of one array, from which on the same holds: they are alive all along,
 # beside 45 others.
 # Source: what ptxas 13 takes.

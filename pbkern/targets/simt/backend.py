@@ -22,6 +22,7 @@ from .options import ThreadOptions
 from .params import ThreadParams, of_kernel
 from .passes import THREAD_PASSES
 from .schedule.instructions import multiplied_matrices
+from .schedule.lane_products import WARP_OF_LANES
 from .schedule.updates import ATOMICS, UPDATE_THREADS
 
 # Threads of a block where its author names no number: four warps of 32. Source: not recorded.
@@ -96,7 +97,8 @@ class ThreadBackend:
 
     def with_matrices(self, build: ThreadOptions, kernel: Kernel, **has: Any) -> ThreadOptions:
         """The options with what the device has of matrix instructions, which large products use with twice as many threads."""
-        build = dataclasses.replace(build, **has)
+        multiply_adds = build.contract and not build.plain and build.device.warp == WARP_OF_LANES
+        build = dataclasses.replace(build, multiply_adds=multiply_adds, **has)
         largest = multiplied_matrices(kernel.body.jaxpr, build)
         if of_kernel(kernel, self.params).num_warps is None and largest >= LARGE_PRODUCT:
             build = dataclasses.replace(build, threads=2 * build.threads)

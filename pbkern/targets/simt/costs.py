@@ -20,7 +20,7 @@ from pbkern.fuse.cost.sizes import Sizes
 from pbkern.targets.costs.model import UNBALANCED, MachineCosts
 from pbkern.targets.costs.sizes import SIZES
 
-from .machine import IN_FLIGHT_BYTES, RESIDENT_BLOCKS
+from .machine import COPY_IN_FLIGHT_BYTES, IN_FLIGHT_BYTES, RESIDENT_BLOCKS
 from .schedule.updates import ATOMICS, STEPS_UNDER_WAY, UPDATE_THREADS
 
 # The part of a multiprocessor's own memory that shared memory may take: 227 of 256 KB, 163 of 192,
@@ -33,23 +33,31 @@ STREAMED_BYTES = 2 * 2 * 128 * 64
 UPDATE_CYCLES = 1200.0
 # A second kernel costs less than 20 such steps in a row.
 SCATTER_CYCLES = 20 * UPDATE_CYCLES
-# Rows of 512 bytes are a warp's widest loads. Blocks of 64 x 64 elements are turned in 16 KB of shared memory.
+# Rows of 512 bytes, 128 words, are a warp's widest loads. Blocks of 64 x 64 elements are turned in 16 KB of shared memory.
+# Products of float32 have tiles of whole lanes (schedule/lane_products.py).
 # Chunks of a scatter store to the last cache what the next kernel reads there.
 THREAD_SIZES = replace(
     SIZES,
+    tile_rows=(32, 64, 128),
+    tile_columns=(64, 128),
     far_row_bytes=512,
     busy_programs=1,
     turned_side=64,
     cuts_planes=True,
     loop_elements=0,
+    square_side=64,
+    line_parts=(64, 128, 256, 512, 1024, 2048),
     even_part=32,
     scatter_cycles=SCATTER_CYCLES,
     updates_per_result=1,
 )
 # The sums of 128 x 128 fill half of the registers of 256 threads; tiles below 64 read each operand
 # too often.
+# Registers of 128 threads hold 176 such words each, of 255, beside operands and places. Source: what ptxas 13 takes for
+# gradients of attention.
 MATRIX_SIZES = replace(
     THREAD_SIZES,
+    held_words=176 * 128,
     matrix_types=frozenset(("bfloat16", "float16", "int8", "uint8")),
     matrix_tiles=(64, 128),
     matrix_columns=(64, 128),
@@ -106,7 +114,10 @@ class ThreadCosts(MachineCosts):
         # Blocks whose scratch fits one multiprocessor.
         beside = min(self.near_bytes // max(terms.scratch, 1), RESIDENT_BLOCKS)
         idle = RESIDENT_BLOCKS / max(beside, 1)
-        under_way = STREAMED_BYTES if terms.streams else min(terms.working_set, IN_FLIGHT_BYTES)
+        # What is copied a strip at a time, for want of room, has a few loads under way.
+        copied = min(terms.copied, COPY_IN_FLIGHT_BYTES) if terms.copied <= self.l2_bytes else 0
+        under_way = max(min(terms.working_set, IN_FLIGHT_BYTES), copied)
+        under_way = STREAMED_BYTES if terms.streams else under_way
         loads = under_way / IN_FLIGHT_BYTES
         rounds = math.ceil(programs / cores) * (1 + UNBALANCED * (1 < programs < 2 * cores))
         stalls = terms.trips if terms.scratch > self.l2_bytes else 0.0

@@ -52,6 +52,9 @@ class VendorCode(Protocol):
     def hidden(self, put: Emit, index: str) -> str:
         """The index, of which LLVM does not know that it is the same in each step of a loop, where that is needed."""
 
+    def other(self, put: Emit, index: str) -> str:
+        """The index, of which LLVM does not know that it is the same: what is computed of either is computed twice."""
+
     def block(self, put: Emit) -> str:
         """i32: number of the block in the grid."""
 
@@ -138,6 +141,14 @@ def _rounded_to_bf16(b: Builder, x: Ssa) -> Ssa:
     return x._replace(name=b.emit("arith.bitcast", (narrow,), "bf16 to i16"), el="bf16")
 
 
+def _hidden(put: Emit, index: str, register: str) -> str:
+    """An index behind an empty instruction, in LLVM's eyes another one. register: the vendor's letter for its registers."""
+    number = put("arith.index_cast", (index,), "index to i32")
+    empty = f' has_side_effects "", "={register},0" %s'
+    hidden = put("llvm.inline_asm", (number,), "(i32) -> i32", empty)
+    return put("arith.index_castui", (hidden,), "i32 to index")
+
+
 @dataclass(frozen=True)
 class Nvidia:
     """PTX, by the NVVM dialect.
@@ -161,6 +172,9 @@ class Nvidia:
     def hidden(self, put: Emit, index: str) -> str:
         """The index itself: ptxas computes places again rather than store them."""
         return index
+
+    def other(self, put: Emit, index: str) -> str:
+        return _hidden(put, index, "r")
 
     def block(self, put: Emit) -> str:
         return put("nvvm.read.ptx.sreg.ctaid.x", (), "i32")
@@ -209,10 +223,10 @@ class Amd:
 
     def hidden(self, put: Emit, index: str) -> str:
         """The result of an empty instruction: LLVM would move hundreds of places before a loop, and spill them."""
-        number = put("arith.index_cast", (index,), "index to i32")
-        empty = ' has_side_effects "", "=v,0" %s'
-        hidden = put("llvm.inline_asm", (number,), "(i32) -> i32", empty)
-        return put("arith.index_castui", (hidden,), "i32 to index")
+        return self.other(put, index)
+
+    def other(self, put: Emit, index: str) -> str:
+        return _hidden(put, index, "v")
 
     def block(self, put: Emit) -> str:
         return put("rocdl.workgroup.id.x", (), "i32")

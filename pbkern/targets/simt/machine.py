@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import Machine
+from pbkern.simulate.counts import SECTOR_BYTES
 
 # Blocks that share a multiprocessor, each with one of its four schedulers.
 RESIDENT_BLOCKS = 4
@@ -11,6 +12,9 @@ RESIDENT_BLOCKS = 4
 # some 600 ns, 528 such blocks keep 3.6 TB/s busy. An order of magnitude, not measured here; see
 # CUDA C++ Best Practices Guide, "Occupancy".
 IN_FLIGHT_BYTES = 4096
+# Bytes of loads that such a block has under way while it copies a large block to shared memory: loops of copies are
+# unrolled, up to eight loads of 16 bytes. Read in the PTX of stencils.
+COPY_IN_FLIGHT_BYTES = 16384
 # Seconds of a launch in a stream. Source: order of magnitude in NVIDIA's developer blog "Getting
 # Started with CUDA Graphs" (2019), 2.2 us per launch with a graph and up to 9 without; not measured
 # here.
@@ -60,6 +64,8 @@ def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
         l2_bytes=specs.near // RESIDENT_BLOCKS,
         l3_bytes=specs.cache,
         dram_bandwidth=specs.bandwidth,
+        run_bytes=0,
+        sector_bytes=SECTOR_BYTES,
         l3_bandwidth=2.5 * specs.bandwidth,
         l2_bandwidth=10 * specs.bandwidth,
         peak_flops={

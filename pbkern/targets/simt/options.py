@@ -41,6 +41,7 @@ class ThreadOptions(BuildOptions):
       approx_math: cheaper versions of functions.
       barriers: whether barriers are placed between statements that meet; else those of copies to shared memory alone.
       tensor_cores: whether warps multiply matrices by one instruction (schedule/instructions.py).
+      multiply_adds: whether lanes compute products of float32 in the same form (schedule/lane_products.py).
       mfma, wmma: whether warps of CDNA, or of RDNA 3, do (schedule/matrix_cores.py).
       warpgroups: whether groups of four warps multiply tiles of shared memory by one instruction.
       stages: steps of the loop over blocks that are active at a time: one computes, blocks of the others are on their way.
@@ -59,6 +60,7 @@ class ThreadOptions(BuildOptions):
     warpgroups: bool = False
     mfma: bool = False
     wmma: bool = False
+    multiply_adds: bool = False
     stages: int = 1
     delay: int = 0
     profile_space: int = 0
@@ -70,10 +72,16 @@ class ThreadOptions(BuildOptions):
         return min(self.device.declared_bytes, self.shared_bytes // 4)
 
     @property
+    def row_bytes(self) -> int:
+        """Shared memory of a copy that spares memory a second read of a row, so that another block fits beside this one."""
+        return self.shared_bytes // 2
+
+    @property
     def policy(self) -> ThreadPolicy:
         """Answers to passes for every target."""
         return ThreadPolicy(
             near_bytes=self.copy_bytes,
+            row_bytes=self.row_bytes,
             threads=self.threads,
             warp=self.device.warp,
             reassociate=self.contract,

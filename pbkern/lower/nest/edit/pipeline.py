@@ -81,7 +81,8 @@ def pipelined(
         wait 0
         wait 0 of products
 
-    A loop of no more steps than stages makes all copies before it, and waits once.
+    A loop of no more steps than stages makes all copies before it, and waits once. One whose number of steps the program
+    computes may have none, and then copies nothing.
 
     Lets of the body that copies depend on are computed for their steps as well, what they load behind the last one being
     anything.
@@ -126,8 +127,13 @@ def pipelined(
     behind: list[Stmt] = [Wait(under_way, products=True)] if products else rest
     step = [*rest, *begin] if products else [*begin]
     step += _around(behind, halves, ahead, loop, context)
+    ahead_of_all: list[Stmt] = [For(first, distance, tuple(before))]
+    if isinstance(loop.trips, str):
+        name, trips = context.names("%n"), context.pool.index(INT32, Affine.symbol(loop.trips))
+        fewer = context.op("min", INT32, trips, context.const(distance, INT32))
+        ahead_of_all = [Let(name, fewer), For(first, name, tuple(before))]
     return [
-        For(first, distance, tuple(before)),
+        *ahead_of_all,
         For(loop.counter, loop.trips, (*wait, *step)),
         *([Wait(0)] if late else []),
         *ends,

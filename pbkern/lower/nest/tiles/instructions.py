@@ -41,6 +41,7 @@ class ProductInstruction:
       warps: of a device's threads, that compute one result together.
       row_bytes: of tiles in shared memory that the instruction reads by itself: bytes of a row along the depth, or of a panel's
         row (layout.Panels). Its operands are then a descriptor, and `emit` gets one word of each. 0: it reads registers.
+      is_of_lanes: whether lanes compute it by operations of their own, with operands that several of them read.
       reads: the part of an operand's elements that takes part in products, on NumPy arrays; None: all of them.
     """
 
@@ -53,6 +54,7 @@ class ProductInstruction:
     fragments: tuple[Layout, Layout, Layout] | None = None
     warps: int = 1
     row_bytes: int = 0
+    is_of_lanes: bool = False
     reads: Callable[[np.ndarray], np.ndarray] | None = field(
         default=None, repr=False, compare=False
     )

@@ -13,6 +13,16 @@ exp(-inf - x) as well: a step whose other operands are infinite, or whose rows s
 
 A running maximum x stays as it is where all that is new is -inf, and sums b are multiplied by exp(x - x), which is 1, or 0
 where x is -inf, for no key has been seen. Sums are zero there, too: at first, and behind a step that leaves x at -inf.
+
+Where what is new is a finite number c, a step is without effect if exp(c - x) is zero, which the program tests
+(fill_tests.py). Of an x that is known before the loop, the test decides which steps the loop takes. A running maximum is
+tested behind the steps that a mask leaves; where a row fails, the others follow, in their order:
+
+    for %p < 2:
+      let %from = %p == 0 ? 0 : %n
+      let %left = %p == 0 ? %n : some exp(c - x) != 0 ? 16 - %n : 0
+      for %left steps: ...
+      the test
 """
 
 from __future__ import annotations
@@ -48,6 +58,8 @@ from pbkern.lower.nest.ir import (
     Store,
     with_bodies,
 )
+
+from .fill_tests import ZeroExponential, cleared, reached, some_violated
 
 # The place along a dimension that a loop takes in chunks.
 KEY = "%key"
@@ -87,26 +99,42 @@ def _live_steps(
     """The loop over steps that masks leave; None where they leave all."""
     nests = [nest for nest in loop.body if isinstance(nest, Nest)]
     masks = [(node.args[0], nest) for nest in nests for node in nest.nodes() if is_masked(node)]
-    spans = dict.fromkeys(
+    steps = dict.fromkeys(
         chunks
         for mask, nest in masks
         for truth in (True, False)
         if (chunks := _span(mask, nest, loop.counter, truth, context.pool)) is not None
     )
-    dead = [
-        (length, span)
-        for length, span in spans
-        if HiddenStep(loop, elsewhere, span, context.pool).is_without_effect(nests, before)
-    ]
+    written = effects.written(nests)
+    dead: list[tuple[int, HiddenStep]] = []
+    for length, span in steps:
+        # Steps that are put off until a running maximum is tested must be the last ones.
+        for ends in (span, MaskSpan(highs=span.highs)):
+            step = HiddenStep(loop, elsewhere, ends, context.pool)
+            if not ends or not step.is_without_effect(nests, before):
+                continue
+            if not (ends.lows and reached(written, step.claims.values())):
+                dead.append((length, step))
+                break
     if not dead or len({length for length, _ in dead}) > 1:
         return None
     length = dead[0][0]
     whole = MaskSpan()
-    for _, span in dead:
-        whole &= span
+    claims: dict[tuple, ZeroExponential] = {}
+    for _, step in dead:
+        whole &= step.span
+        claims |= step.claims
+    late = reached(written, claims.values())
+    if late and whole.lows:
+        return None
+    early = [claim for claim in claims.values() if claim not in late]
     lets: list[Stmt] = []
+    everywhere: Expr | None = None
+    if early:
+        tests, everywhere = some_violated(early, {loop.counter: trips}, context)
+        lets += tests
 
-    def step(ends: frozenset[Affine], pick: str, up: int) -> Expr:
+    def step_at(ends: frozenset[Affine], pick: str, up: int) -> Expr:
         """The step, from 0 to the last, of the largest or smallest of places."""
         values = [context.pool.index(INT32, end + up) for end in sorted(ends, key=str)]
         for value in values[1:]:
@@ -114,22 +142,54 @@ def _live_steps(
         shift = context.const(length.bit_length() - 1, INT32)
         return context.clamped(context.op("shift_right_arithmetic", INT32, values[0], shift), trips)
 
-    def let(value: Expr) -> str:
+    def let(value: Expr, among: list[Stmt] = lets) -> str:
         name = context.names("%s")
-        lets.append(Let(name, value))
+        among.append(Let(name, value))
         context.bounds[name] = (0, trips)
         return name
+
+    def number(value: int) -> Expr:
+        return context.const(value, INT32)
+
+    def unless(test: Expr | None, value: Expr, otherwise: Expr) -> Expr:
+        if test is None:
+            return value
+        return context.select(context.op("eq", bool, test, number(0)), value, otherwise)
 
     first: Affine = Affine()
     behind = context.const(trips, INT32)
     if whole.lows:
-        first = Affine.symbol(let(step(whole.lows, "max", 0)))
+        first = Affine.symbol(let(unless(everywhere, step_at(whole.lows, "max", 0), number(0))))
     if whole.highs:
-        behind = step(whole.highs, "min", length - 1)
+        behind = step_at(whole.highs, "min", length - 1)
+    behind = unless(everywhere, behind, number(trips))
     count = context.op("sub", INT32, behind, context.pool.index(INT32, first))
     left = let(context.clamped(count, trips))
-    body = moved(loop.body, {loop.counter: first + Affine.symbol(loop.counter)}, context.pool)
-    return [*lets, For(loop.counter, left, tuple(body))]
+    if not late:
+        body = moved(loop.body, {loop.counter: first + Affine.symbol(loop.counter)}, context.pool)
+        return [*lets, For(loop.counter, left, tuple(body))]
+    return [*lets, *_with_last_steps(loop, trips, left, late, context)]
+
+
+def _with_last_steps(
+    loop: For, trips: int, left: str, claims: Sequence[ZeroExponential], context: NestContext
+) -> list[Stmt]:
+    """The first steps of a loop, as many as a Let says, and the other ones where a claim does not hold behind these."""
+    tests, flag = some_violated(claims, {}, context)
+    turn, start, count = context.names("%i"), context.names("%s"), context.names("%s")
+    is_first = context.op("eq", bool, context.pool.index(INT32, Affine.symbol(turn)), context.const(0, INT32))  # fmt: skip
+    done = context.pool.index(INT32, Affine.symbol(left))
+    rest = context.op("sub", INT32, context.const(trips, INT32), done)
+    rest = context.op("mul", INT32, flag, rest)
+    context.bounds |= {turn: (0, 1), start: (0, trips), count: (0, trips)}
+    steps = {loop.counter: Affine.symbol(start) + Affine.symbol(loop.counter)}
+    body = (
+        Let(start, context.select(is_first, context.const(0, INT32), done)),
+        Let(count, context.clamped(context.select(is_first, done, rest), trips)),
+        For(loop.counter, count, tuple(moved(loop.body, steps, context.pool))),
+        *tests,
+    )
+    return [cleared(flag, context), For(turn, 2, body)]
 
 
 def _by_number(expr: Expr, nest: Nest, pool: Pool) -> Expr:
@@ -171,12 +231,21 @@ def _span(
     return None
 
 
+def _vanishes(fill: Const) -> bool:
+    """Whether a number is finite and its power of 2, and so that of e, zero in all types: what fills scores of hidden keys."""
+    if fill.value.dtype.kind not in "fV" or not np.isfinite(float(fill.value)):
+        return False
+    return float(fill.value) < 0 and bool(np.exp2(np.float64(fill.value)) == 0)
+
+
 @dataclass(frozen=True)
 class Derived:
     """A value that is made of a load x, on the way to a factor of sums.
 
     is_lowest: whether x is -inf. finite: x, or 0 where it is -inf. lowest: -inf where x is, else 0. factor: exp of that.
     scaled: `sums` times that.
+
+    below: a finite fill, less x.
 
     at: where in an array of factors it was found.
     """
@@ -185,6 +254,7 @@ class Derived:
     load: Load
     at: tuple[Affine, ...] = ()
     sums: Load | None = None
+    fill: Const | None = None
 
 
 Value = Expr | Derived | None
@@ -195,7 +265,8 @@ class HiddenStep:
     """One step of a loop, beyond the span of its masks.
 
     fills: buffer -> what it holds, if that is known. stores: by which store. lowest: an expression that is -inf, its
-    dimensions called by number.
+    dimensions called by number. claims: what has to hold, by function, fill and peak, whose dimensions are called by number.
+    maxima: pairs of fill and peak of which the peak is taken to be the greater one.
     """
 
     loop: For
@@ -205,6 +276,8 @@ class HiddenStep:
     fills: dict[Buf, Value] = field(default_factory=dict)
     stores: dict[Buf, Store] = field(default_factory=dict)
     lowest: Expr | None = None
+    claims: dict[tuple[str, Const, Expr], ZeroExponential] = field(default_factory=dict)
+    maxima: set[tuple[Const, Expr]] = field(default_factory=set)
 
     def is_without_effect(self, nests: Sequence[Nest], before: Sequence[Stmt]) -> bool:
         """Whether it leaves everything that others read as it is; `before`: statements before the loop."""
@@ -227,9 +300,12 @@ class HiddenStep:
                 )
                 self.fills[store.buf] = value if is_known else None
                 self.stores[store.buf] = store
+        if not self.maxima <= {(fill, peak) for _, fill, peak in self.claims}:
+            return False
+        tested = {claim.peak.buf for claim in self.claims.values()}  # these are not -inf
         return all(
             self._are_zero_at_lowest([x for x in scaled if scaled[x] is top], top, nests, before)
-            for top in set(scaled.values())
+            for top in set(scaled.values()) - tested
         )
 
     def _are_zero_at_lowest(
@@ -305,10 +381,18 @@ class HiddenStep:
                         if chunks and chunks[1].lows >= self.span.lows and chunks[1].highs >= self.span.highs:  # fmt: skip
                             return self._value(expr.args[1 if truth else 2], nest, accumulators)
                 args = [self._value(arg, nest, accumulators) for arg in expr.args]
-                return self._operation(expr, args)
+                return self._operation(expr, args, nest)
         return None
 
-    def _operation(self, expr: Op, args: Sequence[Value]) -> Value:
+    def _peak(self, value: Value) -> Load | None:
+        """The number itself of a load, or of one in place of which -inf would be 0."""
+        if isinstance(value, Derived) and value.kind == "finite":
+            index = value.at or value.load.index
+            load = self.pool.load(value.load.dtype, value.load.buf, index, value.load.guard)
+            value = load if len(index) == len(value.load.index) else None
+        return value if isinstance(value, Load) and not value.guard else None
+
+    def _operation(self, expr: Op, args: Sequence[Value], nest: Nest) -> Value:
         def is_number(arg: Value, value: float) -> bool:
             return isinstance(arg, Const) and bool(arg.value == value)
 
@@ -328,6 +412,20 @@ class HiddenStep:
                 return Derived("lowest", load)
             case "exp", [Derived("lowest", load)]:
                 return Derived("factor", load)
+            case "sub", [Const() as fill, other] if _vanishes(fill) and (peak := self._peak(other)):
+                return Derived("below", peak, fill=fill)
+            case ("exp" | "exp2") as function, [Derived("below", load, fill=Const() as fill)]:
+                dims = tuple((x, size) for x, size in nest.dims.items() if x in load.symbols)
+                key = function, fill, _by_number(load, nest, self.pool)
+                self.claims[key] = ZeroExponential(function, fill, load, dims)
+                return zero
+            case "max", [Const() as fill, Load() as load] | [Load() as load, Const() as fill] if (
+                _vanishes(fill)
+            ):
+                self.maxima.add((fill, _by_number(load, nest, self.pool)))
+                return load
+            case "mul", [Const() as one, Const() as other]:
+                return self._number(float(one.value) * float(other.value), expr.dtype)
             case "mul", [Load() as sums, Derived("factor", load, at)]:
                 is_row = sums.index[: len(at)] == at
                 return Derived("scaled", load, sums=sums) if is_row else None
@@ -354,7 +452,7 @@ class HiddenStep:
                 return zero
             case "convert_element_type" | "reduce_precision" if isinstance(args[0], Const):
                 value = float(args[0].value)
-                is_kept = value == 0 or (value == -np.inf and expr.dtype.kind == "f")
+                is_kept = float(np.asarray(value, expr.dtype)) == value
                 return self._number(value, expr.dtype) if is_kept else None
             case "select_n":
                 same = args[1] is not None and all(arg is args[1] for arg in args[1:])

@@ -74,11 +74,21 @@ class RunningMaximum(RunLimits):
 
         def rewritten(run: list[Nest], elsewhere: set[Buf]) -> list[Stmt] | None:
             maxima = next(find_exp_of_difference(run, shortest, context, elsewhere), None)
-            if maxima is None:
+            if maxima is None or _is_copied_near(maxima, context):
                 return None
             return _RunningMaxima(maxima, strip_bytes, context, self).statements()
 
         return with_runs_changed(stmts, set(context.persistent), self.longest_run, rewritten)
+
+
+def _is_copied_near(excess: ExpOfDifference, context: NestContext) -> bool:
+    """Whether other nests read the row as well, and a later pass copies it near: strips would leave two reads from afar."""
+    row = excess.greatest
+    if row.size * row.itemsize() > context.policy.row_bytes:
+        return False
+    far = {load.buf.root for load in row.nest.loads() if context.policy.is_far(load.buf)}
+    beside = [x for at, x in enumerate(excess.run) if at not in (excess.at, excess.later)]
+    return any(load.buf.root in far for nest in beside for load in nest.loads())
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from pbkern.targets.simt.device import SHARED_SPACE, Nvidia
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule import memory
 from pbkern.targets.simt.schedule.barriers import Barriers, Pending
+from pbkern.targets.simt.schedule.lane_products import operand_words
 from pbkern.targets.simt.schedule.registers import keep, live
 
 from . import reductions, sorts
@@ -181,9 +182,8 @@ class _Lowering(ProgramText):
         self.tiles = TileEmitter(
             self.emitter,
             self.options.threads,
-            self.options.device.warp,
+            self.options.device,
             ARENA,
-            self.options.device.copies_tiles,
         )
         self.waits: set[int] = set()
         self.record = ""  # the parameter that times are stored to
@@ -374,21 +374,24 @@ class _Lowering(ProgramText):
         for n in range(slots.size):
             top.add("memref.store", (zero.name, slots.name, self.text.index(n)), kind)
 
-    def _words_of_tiles(self) -> dict[Buf, int]:
-        """Registers of 32 bits of each thread for each array that an instruction spreads over threads."""
+    def _held_words(self, *layouts: type) -> dict[Buf, int]:
+        """Registers of 32 bits of each thread for each array that such layouts spread over threads."""
         return {
             buf: slots.size * slots.dtype.itemsize // 4
             for buf, slots in self.placement.slots.items()
-            if isinstance(buf.layout, Tiling)
+            if isinstance(buf.layout, layouts)
         }
 
     def _live_words(self) -> int:
-        """Most words of such arrays that are alive between two statements."""
-        words = self._words_of_tiles()
+        """Most words of arrays of tiles, and of what is on its way to some, that are alive between two statements."""
+        words = self._held_words(Tiling, Chunking)
         return max((live(case.statements, words)[0] for case in self.nests.cases), default=0)
 
     def _sum_words(self) -> int:
-        held = self._words_of_tiles()
+        held = self._held_words(Tiling)
+        for buf, count in held.items():
+            if isinstance(buf.layout, Tiling) and buf.layout.instruction.is_of_lanes:
+                held[buf] = count + operand_words(count)
         words = sum(
             count
             for buf, count in held.items()

@@ -28,6 +28,7 @@ from pbkern.lower.nest.tiles.chunking import Chunking
 from pbkern.lower.nest.tiles.layout import Layout, Swizzle, bits_of_symbol
 from pbkern.lower.nest.tiles.layout import steps as steps_of
 from pbkern.lower.nest.tiles.tiling import Tiling
+from pbkern.targets.simt.device import VendorCode
 from pbkern.targets.simt.schedule.copies import WIDEST_COPY_BYTES, copied_at_once
 
 from .expressions import SimtWalk
@@ -63,14 +64,13 @@ def _unfolded(nest: Nest, layout: Layout) -> Layout:
 class TileEmitter:
     """Emits by the emitter of other nests.
 
-    arena: name of the block's shared memory. has_matrices: whether lanes load matrices from there together (ldmatrix).
+    arena: name of the block's shared memory.
     """
 
     nests: SimtNestEmitter
     threads: int
-    warp: int
+    device: VendorCode
     arena: str
-    has_matrices: bool
 
     def __post_init__(self) -> None:
         self.text = self.nests.text
@@ -99,7 +99,7 @@ class TileEmitter:
         if symbol in self.text.top.values:
             return
         name, low, high = bits_of_symbol(symbol)
-        shift = low + (self.warp.bit_length() - 1 if name == "warp" else 0)
+        shift = low + (self.device.warp.bit_length() - 1 if name == "warp" else 0)
         value, index = THREAD, self.text.index
         if shift:
             value = self._once("arith.shrui", (value, index(shift)), "index")
@@ -403,21 +403,28 @@ class TileEmitter:
         put = functools.partial(self.text.put, block)
         layouts = by.first(shape[0], shape[2]), by.second(shape[2], shape[1])
         dims = (rows, depth), (depth, columns)
+
+        def words(operand: int, step: int, part: int = 0, parts: int = 1) -> list[str]:
+            arg = reduction.args[operand]
+            if isinstance(arg, Load) and arg.buf.space == "registers":
+                return self._held_operand(block, by, shape, arg, step)
+            return self._operand(block, layouts[operand], dims[operand], arg, step, part, parts)
+
         for step in range(steps):
-            first, second = (
-                self._held_operand(block, by, shape, arg, step)
-                if isinstance(arg, Load) and arg.buf.space == "registers"
-                else self._operand(block, layout, axes, arg, step)
-                for layout, axes, arg in zip(layouts, dims, reduction.args)
-            )
-            tall, wide = len(first) // down, len(second) // across
+            second = words(1, step)
+            wide = len(second) // across
+            # What lanes multiply by themselves, a row at a time, needs no registers before.
+            in_parts = by.instruction.is_of_lanes
+            first = [] if in_parts else words(0, step)
             for row in range(down):
+                tall = len(first) // down
+                mine = first[row * tall : (row + 1) * tall] or words(0, step, row, down)
                 for column in range(across):
                     at = (row * across + column) * each
                     sums[at : at + each] = by.instruction.emit(
                         put,
                         sums[at : at + each],
-                        first[row * tall : (row + 1) * tall],
+                        mine,
                         second[column * wide : (column + 1) * wide],
                     )
         for number, value in enumerate(sums):
@@ -501,9 +508,16 @@ class TileEmitter:
         return put("arith.addi", (at, more), "i64"), along
 
     def _operand(
-        self, block: Block, layout: Layout, dims: tuple[Axis, Axis], arg: Expr, step: int
+        self,
+        block: Block,
+        layout: Layout,
+        dims: tuple[Axis, Axis],
+        arg: Expr,
+        step: int,
+        part: int = 0,
+        parts: int = 1,
     ) -> list[str]:
-        """Words of an operand's registers for one step along the depth."""
+        """Words of an operand's registers, or of one of equal parts of them, for one step along the depth."""
         assert isinstance(arg, Load), "operands are staged"
         buf = arg.buf
         index = arg.index[1:] if buf.circular else arg.index
@@ -516,15 +530,17 @@ class TileEmitter:
         registers = [vector for (vector,) in flat.vectors("register")]
         lanes = [vector for (vector,) in flat.vectors("lane")]
         each = REGISTER_BYTES // size
-        if not self.has_matrices:
-            return self._by_elements(block, flat, buf, stage, start, step)
+        some = flat.size("register") // parts
+        mine = range(part * some, (part + 1) * some)
+        if not self.device.copies_tiles or parts > 1:
+            return self._by_elements(block, flat, buf, stage, start, step, mine)
         in_order = registers[:within] == [1 << bit for bit in range(within)]
         if in_order and lanes[:2] == [each, 2 * each]:
             rows, turned = lanes[2:], False
         elif size == 2 and lanes[2:] == [1, 2, 4]:
             rows, turned = [registers[0], *lanes[:2]], True
         else:
-            return self._by_elements(block, flat, buf, stage, start, step)
+            return self._by_elements(block, flat, buf, stage, start, step, mine)
         words = registers[within:]
         matrices = words[: MOST_MATRICES.bit_length() - 1]
         sent = Layout.of(
@@ -582,15 +598,22 @@ class TileEmitter:
         ]
 
     def _by_elements(
-        self, block: Block, flat: Layout, buf: Buf, stage: Affine, start: int, step: int
+        self,
+        block: Block,
+        flat: Layout,
+        buf: Buf,
+        stage: Affine,
+        start: int,
+        step: int,
+        registers: range,
     ) -> list[str]:
-        """Words of elements, loaded by whole vectors where they follow one another, else each by itself."""
+        """Words of some registers' elements, loaded by whole vectors where they follow one another, else each by itself."""
         put, el = functools.partial(self.text.put, block), mlir_type(storage_el(buf.dtype))
         (place,) = self._places(flat.only("lane", "warp"))
         count = _neighbours(flat, WIDEST_COPY_BYTES // buf.dtype.itemsize)
         words = count * buf.dtype.itemsize // REGISTER_BYTES
         values = []
-        for register in range(0, flat.size("register"), count if words else 1):
+        for register in registers[:: count if words else 1]:
             (number,) = flat.place(register=register, step=step)
             at = self._shared(block, buf, stage, place, start + number)
             kind = el if not words else "i32" if words == 1 else f"vector<{words}xi32>"
@@ -632,6 +655,7 @@ class TileEmitter:
             block
         )  # what registers hold now, other nests have changed when they ask again
         walk = self._walk(nest, layout, inner)
+        self._begin(inner, walk)
         for first in range(0, layout.size("register"), SUMS_BESIDE):
             points = []
             for register in range(first, first + SUMS_BESIDE):
@@ -645,6 +669,17 @@ class TileEmitter:
                     for store in group:
                         self.nests.write(walk, inner, store)
         block.take(inner)
+
+    def _begin(self, block: Block, walk: SimtWalk) -> None:
+        """Lets a nest that asks which elements are masked compute all places by itself.
+
+        Tests of each element, and what rows load, would be kept in registers from one nest to the next, behind a product.
+        """
+        if any(isinstance(node, InRange) for node in walk.nest.nodes()):
+            put = functools.partial(self.text.put, block)
+            for symbol in walk.nest.dims:
+                self._bits(symbol)
+                block.values[symbol] = self.device.other(put, str(self.text.top.values[symbol]))
 
     def _by_rows(self, block: Block, nest: Nest, by: Tiling) -> None:
         """Reductions along rows, and what rows have once: by the lanes that hold a row together."""

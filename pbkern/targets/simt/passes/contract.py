@@ -41,6 +41,7 @@ from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.instructions import REGISTERS, has_matrix_instructions
+from pbkern.targets.simt.schedule.lane_products import LANES
 
 from .products import (
     Context,
@@ -143,9 +144,9 @@ class ContractTiles:
         most = (
             self.group_sums if is_of_groups and has_room and are_copied(product) else self.most_sums
         )
-        most //= product.instruction.layouts[
-            0
-        ].copies  # fragments that two lanes hold take more registers
+        if not product.instruction.is_of_lanes:
+            # Fragments that two lanes hold take more registers.
+            most //= product.instruction.layouts[0].copies
         while (count := math.prod(rows.values())) * columns > most * options.threads:
             if count > columns:
                 rows[next(dim for dim in rows if rows[dim] > 1)] //= 2
@@ -284,13 +285,21 @@ class ContractTiles:
         groups, rest = divmod(options.threads, options.device.warp * row.warps)
         choices = [Tiling(row, (groups // across, across)) for across in range(1, groups + 1)]
         rows, columns, _ = shape
+
+        def operands(by: Tiling) -> int:
+            """Elements of operands that a warp reads, or a lane, for each step along the depth."""
+            height, width = rows // by.warps[0], columns // by.warps[1]
+            if row.is_of_lanes:
+                return height // LANES[0] + width // LANES[1]
+            return height + width
+
         return min(
             (
                 by
                 for by in choices
                 if not rest and by.warps[0] * by.warps[1] == groups and by.fits(shape)
             ),
-            key=lambda by: (rows // by.warps[0] + columns // by.warps[1], by.warps),
+            key=lambda by: (operands(by), by.warps),
             default=None,
         )
 

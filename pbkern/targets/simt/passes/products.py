@@ -49,6 +49,7 @@ from pbkern.targets.simt.schedule.instructions import (
     WARP_INSTRUCTIONS,
     WIDEST_TURNED_BYTES,
 )
+from pbkern.targets.simt.schedule.lane_products import FEWEST_IN_BLOCK, oriented
 
 Context = NestContext[ThreadOptions]
 
@@ -161,7 +162,20 @@ def matrix_product(nest: Nest, context: Context) -> MatrixProduct | None:
     whole = renamed(replace(nest, reductions=(reduction,), rdims=rdims), single, dims, context.pool)
     sides = (tuple(rows), (column,))
     orders = tuple(_order(arg, side, depth) for arg, side in zip(whole.reductions[0].args, sides))
+    first_along, second_along = (order[-1] == (depth,) for order in orders)
+    row = oriented(row, (first_along, second_along))
+    if row.is_of_lanes and not _is_large(row, whole, (rows, [column], [depth])):
+        return None
     return MatrixProduct(whole, tuple(rows), column, depth, orders, row)
+
+
+def _is_large(row: ProductInstruction, nest: Nest, axes: Sequence[Sequence[str]]) -> bool:
+    """Whether a nest has instructions for several warps, and steps: lanes have other ways to compute what is smaller."""
+    sizes = [math.prod(nest.dims[dim] for dim in axis) for axis in axes]
+    rows, columns, steps = (
+        power_of_two(size, unit) // unit for size, unit in zip(sizes, row.shape)
+    )
+    return rows * columns >= FEWEST_IN_BLOCK and steps > 1
 
 
 def are_copied(product: MatrixProduct) -> bool:

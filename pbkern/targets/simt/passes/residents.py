@@ -164,8 +164,12 @@ def _residents(stmts: Sequence[Stmt], context: Context, most_words: int) -> Resi
     products = {
         id(nest): product
         for nest in nests
-        if (product := matrix_product(nest, context)) is not None and product.is_one_tile
+        if (product := matrix_product(nest, context)) is not None
+        and product.is_one_tile
+        and not product.instruction.is_of_lanes  # whose sums are no operand of another one
     }
+    if not products:
+        return None
     rows = list(dict.fromkeys(product.instruction for product in products.values()))
     alike = {Tiling(row, (1, 1)).holds_like(Tiling(rows[0], (1, 1))) for row in rows}
     if alike != {True}:

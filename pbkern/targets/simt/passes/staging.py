@@ -19,7 +19,7 @@ from pbkern.lower.nest.ir import Buf, Expr, For, Let, Nest, Stmt, every, with_bo
 from pbkern.simulate.counts import BANK_BYTES
 from pbkern.targets.simt.options import ThreadOptions
 
-from .regions import BoxRegion, regions, staged_loads
+from .regions import BoxRegion, is_contraction, regions, staged_loads
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,15 @@ class Stage:
     Attributes:
       limits: which copies are wanted.
       written: arrays that some statement stores to. usual: bytes that copies take at a time, such
-        that other blocks fit beside this one. all_copies: those that it has placed so far.
+        that other blocks fit beside this one. most: the same where one copy of a row takes more than
+        that. all_copies: those that it has placed so far.
     """
 
     context: NestContext[ThreadOptions]
     limits: StageLimits
     written: set[Buf]
     usual: int
+    most: int
     all_copies: list[Nest] = field(default_factory=list)
 
     @classmethod
@@ -68,7 +70,8 @@ class Stage:
         )
         room = max(options.shared_bytes - held - limits.reserved_bytes, 0)
         usual = min(options.copy_bytes, room)
-        return cls(context, limits, effects.written(list(stmts)), usual)
+        most = min(options.row_bytes, room)
+        return cls(context, limits, effects.written(list(stmts)), usual, most)
 
     def wanted(self, stmts: Sequence[Stmt]) -> list[BoxRegion]:
         """Regions that are worth a copy, most first."""
@@ -89,7 +92,8 @@ class Stage:
         alive: list[tuple[range, int]] = []
         for region in self.wanted(stmts):
             size = self.nbytes(region)
-            if size > room:
+            used = self.usual - room
+            if size > room and not (size <= self.most - used and self._is_row(region, stmts)):
                 continue
             room -= size
             padded = self.context.new_buffer(_rows(region), region.buf.dtype)
@@ -123,6 +127,12 @@ class Stage:
                 break
             before.append(body.pop(0))
         return before, For(stmt.counter, stmt.trips, tuple(body))
+
+    def _is_row(self, region: BoxRegion, stmts: Sequence[Stmt]) -> bool:
+        """Whether a copy makes one load of what several statements read, along rows."""
+        readers = [stmt for at in region.readers if isinstance(stmt := stmts[at], Nest)]
+        again = region.reads >= self.limits.fewest_element_reads * region.size
+        return again and not region.turned and not any(map(is_contraction, readers))
 
     def nbytes(self, region: BoxRegion) -> int:
         """Shared memory of a region's copy."""

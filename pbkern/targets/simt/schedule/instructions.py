@@ -17,6 +17,7 @@ from pbkern.lower.mlir.operation import Emit, places
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.layout import Layout, Vector, steps
 
+from .lane_products import LANE_PRODUCTS
 from .matrix_cores import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, MATRIX_CORES
 
 UINT8 = np.dtype(np.uint8)
@@ -164,8 +165,8 @@ def _group_row(
 
 # Instructions of one warp of NVIDIA's GPUs.
 MMA_INSTRUCTIONS = (MMA_F16, MMA_BF16, MMA_TF32, MMA_S8, MMA_U8)
-# Instructions of one warp.
-WARP_INSTRUCTIONS = (*MMA_INSTRUCTIONS, *MATRIX_CORES)
+# Instructions of one warp, and what lanes of one compute in their place.
+WARP_INSTRUCTIONS = (*MMA_INSTRUCTIONS, *MATRIX_CORES, *LANE_PRODUCTS)
 # Instructions of four warps, those of the most columns first.
 GROUP_INSTRUCTIONS = tuple(
     _group_row(kind, columns, operand, result, element)
