@@ -52,6 +52,7 @@ ABOUT_PLANS = {
     "test_small_images_share_what_is_made_of_filters",
     "test_one_pair_of_features_is_packed",
     "test_equal_rows_and_columns_give_equal_bits",
+    "test_few_rows_of_a_far_operand",
 }
 EVERY = 40
 

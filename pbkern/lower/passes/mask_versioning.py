@@ -34,7 +34,7 @@ from pbkern.lower.nest.conditions.index_tests import (
 )
 from pbkern.lower.nest.conditions.repeated_tests import without_repeated_tests
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.edit.version import versioned
+from pbkern.lower.nest.edit.version import holds_no_versions, versioned
 from pbkern.lower.nest.ir import Const, Expr, InRange, Nest, Op, Pool, Stmt
 from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
 
@@ -61,7 +61,7 @@ class VersionMasks:
             stmts,
             context.bounds,
             lambda nest, bounds: self._variants(nest, context, bounds),
-            context.policy.keeps_in_registers,
+            lambda stmt: holds_no_versions(stmt, context),
         )
 
     def _variants(self, nest: Nest, context: NestContext, bounds: Bounds) -> list[Stmt]:

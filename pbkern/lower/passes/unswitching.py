@@ -19,7 +19,7 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.conditions.index_tests import BOOL, with_nests_within
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.edit.version import settled, versioned
+from pbkern.lower.nest.edit.version import holds_no_versions, settled, versioned
 from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,
@@ -47,7 +47,7 @@ class Unswitch:
             stmts,
             context.bounds,
             lambda nest, _: self._copies(nest, context, self.most_copies)[0],
-            context.policy.keeps_in_registers,
+            lambda stmt: holds_no_versions(stmt, context),
         )
 
     def _copies(self, nest: Nest, context: NestContext, most: int) -> tuple[list[Stmt], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pbkern.lower.nest.ir import Expr, If, Let, Nest, Op, Pool, Stmt
+from pbkern.lower.nest.ir import AsyncCopy, AsyncProduct, Expr, If, Let, Nest, Op, Pool, Stmt
 
 
 def versioned(
@@ -27,6 +27,11 @@ def versioned(
         Let(name, context.clamped(test, None)),
         If(name, tuple(tuple(version) for version in versions)),
     ]
+
+
+def holds_no_versions(stmt: Stmt, context: Any) -> bool:
+    """Whether a statement holds nests alone: what is under way does, and a branch would end the registers of a loop."""
+    return isinstance(stmt, AsyncCopy | AsyncProduct) or context.policy.keeps_in_registers(stmt)
 
 
 def settled(nest: Nest, test: Expr, value: int, pool: Pool) -> Nest:
