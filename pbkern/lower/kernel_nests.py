@@ -605,7 +605,7 @@ def check_dtypes(kernel: Kernel) -> None:
                 f"{what} of kernel `{kernel.name}` has a dtype that this target lacks",
                 at=kernel.defined_at or None,
                 why=f"{array}; covered: {', '.join(ELEMENTS)}",
-                hint="convert it outside the kernel (a complex array: pass real and imaginary parts)",
+                hint="convert it outside the kernel",
             )
     for what, array in arrays:
         if array.dtype.name in SUB_BYTE:

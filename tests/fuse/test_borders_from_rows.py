@@ -144,6 +144,26 @@ def test_they_agree(name, k, l2_bytes, shape, fronts):  # noqa: F811
     native(by_fori(step, 23), state_of(fewer, *shape))
 
 
+def from_rows(above, below):
+    """The first row is set from that many rows below it, the last one from as many above it."""
+
+    def step(u):
+        u = u.at[1:-1, 1:-1].add(0.2 * laplacian(u))
+        u = u.at[0].set(0.6 * u[above] + 0.3 * u[1]) if above else u
+        return u.at[-1].set(0.6 * u[-1 - below] + 0.3 * u[-2]) if below else u
+
+    return step
+
+
+@pytest.mark.parametrize(("above", "below"), [(2, 0), (3, 0), (4, 1), (0, 3), (2, 2), (3, 4)])
+@pytest.mark.parametrize("k", range(4))
+def test_rows_wait_across_turns(above, below, k, fronts):  # noqa: F811
+    """Rows that wait for a later one are still there when the scratch buffer's rows have moved back in between."""
+    for l2_bytes, shape in ((1 << 14, (43, 17)), (1 << 15, (64, 33)), (1 << 16, (90, 67))):
+        fronts(k, l2_bytes)
+        native(by_fori(from_rows(above, below), 23), 0.1 * rand(*shape))
+
+
 def test_values_of_each_step_are_stored(fronts):  # noqa: F811
     fronts(1)
     native(lambda u: lax.scan(lambda s, _: recorded(s), u, None, length=13), 0.1 * rand(67, 45))
