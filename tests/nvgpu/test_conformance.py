@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.native import test_bodies
+from tests.native import test_bodies, test_product_orientations
 
 from .simulated import ON_DEVICE, gpu
 
@@ -52,8 +52,9 @@ ABOUT_PLANS = {
     "test_small_images_share_what_is_made_of_filters",
     "test_one_pair_of_features_is_packed",
     "test_equal_rows_and_columns_give_equal_bits",
-    "test_few_rows_of_a_far_operand",
 }
+# Tolerances of deep sums, as parts of those for a CPU, which adds partial sums: lanes add all terms in order (decision 107).
+IN_ORDER = 3.0
 EVERY = 40
 
 
@@ -151,6 +152,7 @@ def test_case_of_the_cpu(case, monkeypatch):
     monkeypatch.setattr(
         test_bodies, "test_random_body", lambda seed: seed in TRUNCATING or random_body(seed)
     )
+    monkeypatch.setattr(test_product_orientations, "IN_PARTS", IN_ORDER)
     with gpu(), jax.enable_x64(True) if wide else contextlib.nullcontext():
         f(**values, **given)
 
