@@ -53,3 +53,42 @@ def test_special_values():
     with np.errstate(invalid="ignore"):
         want = [np.sin((x * np.float32(k % 2 + 1)).astype("f8")) for k in range(40)]
     np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+RARE = {
+    "sin": (jnp.sin, np.sin),
+    "cos": (jnp.cos, np.cos),
+    "tan": (jnp.tan, np.tan),
+    "fmod": (lambda x: jnp.fmod(x, jnp.asarray(0.7, x.dtype)), None),
+}
+
+
+@pytest.mark.parametrize("name", RARE)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [1, 37, 2048, 20_000])
+def test_rare_arguments_in_place_and_by_a_call(name, dtype, size):
+    """Nests of few points call the function for arguments that few programs have; those of many hold its lines."""
+    f, reference = RARE[name]
+    with jax.enable_x64(dtype == "float64"):
+        x = np.linspace(-3, 3, size).astype(dtype)
+        x[:: max(size // 7, 1)] *= 1e9
+        g = pbkern.jit(lambda x: f(x) + f(x * 2))
+        text = g.as_text(x, stage="mlir")
+        called = text.count("_rare0(%a0: ")
+        assert called == (name != "fmod" and size < math_functions.MANY_POINTS)
+        assert "_rare1" not in text, "both call one function"
+        wide = x.astype("f8")
+        if reference is None:
+            step = float(np.asarray(0.7, dtype))
+            want = np.fmod(wide, step) + np.fmod(wide * 2, step)
+        else:
+            want = reference(wide) + reference((x * 2).astype("f8"))
+        tolerance = 3e-6 if dtype == "float32" else 1e-14
+        np.testing.assert_allclose(g(x), want, rtol=tolerance, atol=tolerance)
+
+
+def test_tiles_that_divide_a_product_have_no_text_for_edges():
+    """64 rows are tiles of 8, which are as quick as five of 11 and one of 9, in one loop instead of two."""
+    a = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    text = lowered(lambda a, b: a @ b, a, a, stage="mlir")
+    assert text.count("iter_args") == 1

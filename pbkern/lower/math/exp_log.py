@@ -467,10 +467,9 @@ def fmod(b: Builder, x: Ssa, y: Ssa) -> Ssa:
     b, fmt = b.strict(), FORMATS[x.el]
     el = x.el
     ax, ay, zero = b.abs(x), b.abs(y), b.c(0, x.el)
-    far = b.c(2.0 ** (fmt.bias - 27), el)
 
-    def step(b: Builder, r: Ssa) -> Ssa:
-        divisor = ay
+    def step(b: Builder, r: Ssa, ay: Ssa) -> Ssa:
+        divisor, far = ay, b.c(2.0 ** (fmt.bias - 27), el)
         for _ in range(2):  # multiples of y that keep the quotient finite
             multiple = b.mul(divisor, far)
             divisor = b.select(b.cmp("gt", b.abs(r), multiple), multiple, divisor)
@@ -480,7 +479,9 @@ def fmod(b: Builder, x: Ssa, y: Ssa) -> Ssa:
     steps = (2 * fmt.bias + fmt.mantissa) // fmt.mantissa + 3
     # an infinite quotient makes NaN, hence "not less"
     left = b.not_(b.cmp("lt", b.abs(first), ay))
-    remainder = b.rare(left, first, lambda b: b.repeat(steps, ax, step))
+    remainder = b.rare(
+        left, first, lambda b, ax, ay: b.repeat(steps, ax, lambda b, r: step(b, r, ay)), ax, ay
+    )
     remainder = b.select(b.cmp("lt", remainder, zero), b.add(remainder, ay), remainder)
     fits = b.and_(b.cmp("lt", ax, ay), b.cmp("ord", x, y))
     return b.select(fits, x, b.copysign(remainder, x))

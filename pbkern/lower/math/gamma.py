@@ -30,7 +30,7 @@ def lgamma(b: Builder, x: Ssa) -> Ssa:
     b = b.strict()
     magnitude = b.abs(x)
     y = _lgamma_positive(b, magnitude)
-    return b.rare(b.cmp("lt", x, b.c(0, x.el)), y, lambda b: _lgamma_reflected(b, magnitude, y))
+    return b.rare(b.cmp("lt", x, b.c(0, x.el)), y, _lgamma_reflected, magnitude, y)
 
 
 def _lgamma_positive(b: Builder, a: Ssa) -> Ssa:
@@ -86,7 +86,7 @@ def digamma(b: Builder, x: Ssa) -> Ssa:
     b = b.strict()
     magnitude = b.abs(x)
     y = _digamma_positive(b, magnitude)
-    return b.rare(b.cmp("le", x, b.c(0, x.el)), y, lambda b: _digamma_reflected(b, magnitude, y))
+    return b.rare(b.cmp("le", x, b.c(0, x.el)), y, _digamma_reflected, magnitude, y)
 
 
 def _digamma_positive(b: Builder, a: Ssa) -> Ssa:

@@ -67,6 +67,8 @@ FLOAT_PREDICATES = {
     "ord": "ord",
 }
 
+CallRare = Callable[["Builder", Callable[..., "Ssa"], tuple["Ssa", ...]], "Ssa"]
+
 
 class Builder:
     """Emits operations.
@@ -82,6 +84,8 @@ class Builder:
       known: what is known of values of this function; its builders share it.
       live: lanes of elements that exist, where not all do.
       wrong: takes what `report` is given; None where nothing can be reported.
+      call_rare: call_rare(builder, slow, operands) calls a function that computes slow(builder, *operands); None: it is
+        computed where it stands.
     """
 
     def __init__(
@@ -96,11 +100,12 @@ class Builder:
         known: KnownValues | None = None,
         live: Ssa | None = None,
         wrong: Callable[[RangeReport], None] | None = None,
+        call_rare: CallRare | None = None,
     ):
         self.lanes, self.emit, self.const = lanes, emit, const
         self.approx, self.contract, self.math = approx, contract, math
         self.known = KnownValues() if known is None else known
-        self.live, self.wrong = live, wrong
+        self.live, self.wrong, self.call_rare = live, wrong, call_rare
         self._syntax = " %s, %s fastmath<contract>" if contract else None
 
     def strict(self) -> Builder:
@@ -128,6 +133,7 @@ class Builder:
             known=self.known,
             live=self.live,
             wrong=self.wrong,
+            call_rare=self.call_rare,
         )
 
     def of_lanes(self, live: Ssa) -> Builder:
@@ -352,10 +358,17 @@ class Builder:
             0,
         )
 
-    def rare(self, mask: Ssa, usual: Ssa, slow: Callable[[Builder], Ssa]) -> Ssa:
-        """`usual`, but slow(builder) where the mask is set; skipped when no lane needs it."""
+    def rare(self, mask: Ssa, usual: Ssa, slow: Callable[..., Ssa], *operands: Ssa) -> Ssa:
+        """`usual`, but slow(builder, *operands) where the mask is set; skipped when no lane needs it.
+
+        slow: uses no other values than its operands and constants.
+        """
         operations, inner = self._region()
-        chosen = inner.select(mask, slow(inner), usual)
+        if self.call_rare is None:
+            value = slow(inner, *operands)
+        else:
+            value = self.call_rare(inner, slow, operands)
+        chosen = inner.select(mask, value, usual)
         regions = []
         for outcome, word in ((chosen, ""), (usual, "else")):
             operations.append(Operation("scf.yield", (outcome.name,), outcome.type))

@@ -16,7 +16,7 @@ from . import range_reports
 from .element_types import mlir_type
 from .math_table import SHARED, MathTable
 from .operation import Operation, Region, for_syntax, walk
-from .ops import Builder, KnownValues, Ssa
+from .ops import Builder, CallRare, KnownValues, Ssa
 from .range_reports import RangeReport
 
 ENDS = ("scf.yield", "scf.condition")  # of regions
@@ -122,7 +122,7 @@ class Text:
     """One function: names, constants, blocks.
 
     `math`: the target's own versions of functions; `pins`: whether vector constants of loops are
-    kept in registers; `budget`: of lines.
+    kept in registers; `budget`: of lines. `call_rare`: see Builder; None until somebody sets it.
     """
 
     def __init__(
@@ -134,6 +134,7 @@ class Text:
         pins: bool = False,
         budget: Budget | None = None,
     ):
+        self.call_rare: CallRare | None = None
         self.approx, self.contract, self.math, self.pins = approx, contract, math, pins
         self.budget = budget or Budget()
         self._count = 0
@@ -236,6 +237,7 @@ class Text:
                 math=self.math,
                 known=self.known,
                 wrong=lambda report: block.wrong.append(report),
+                call_rare=self.call_rare,
             )
         return block.builders[lanes]
 

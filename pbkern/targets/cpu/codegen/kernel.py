@@ -36,7 +36,7 @@ from pbkern.targets.cpu.schedule.schedule_text import schedule_text
 from pbkern.targets.host.kernel_text import FunctionText, LoweredKernel
 from pbkern.targets.llvm.repairs import repaired
 
-from .outlining import ARENA, ARENA_TYPE, FRAMED, EmittedFunction, Outliner, StatementRange
+from .outlining import ARENA, ARENA_TYPE, FRAME, FRAMED, EmittedFunction, Outliner, StatementRange
 
 # Most lines of one kernel's text; a longer kernel falls back to plain code, and from there to XLA. MLIR
 # and LLVM take about 0.1 ms for a line.
@@ -60,7 +60,7 @@ class KernelLowering(ProgramText):
         assert isinstance(nests.options, LowerOptions)
         self.options = options = nests.options
         self.names = nests.prologue.context.names
-        math = AVX512 if options.avx512 else PLAIN
+        functions = AVX512 if options.avx512 else PLAIN
         limited = not (
             options.plain and self.kernel.defined_at
         )  # nothing runs a kernel written by hand but its own code
@@ -68,12 +68,13 @@ class KernelLowering(ProgramText):
         self.text = Text(
             approx=options.approx_math,
             contract=options.contract,
-            math=math,
+            math=functions,
             pins=options.avx512,
             budget=budget,
         )
         self.emitter = CpuNestEmitter(self.text, options.vectors, name)
         self.emitter.plain = options.plain
+        self.emitter.programs = math.prod(self.kernel.grid)
         self.emitter.stores.streamed = frozenset() if options.plain else self._streamed()
         self.bufs = [operand.buf for operand in nests.operands]
         operands = {buf.name: memref(buf) for buf in (*self.bufs, *nests.copies.values())}
@@ -381,7 +382,7 @@ class KernelLowering(ProgramText):
         # Parts are compiled and loaded in order: functions come before those that call them.
         callees = [
             EmittedFunction(
-                function.name, function.text(FRAMED), function.declaration, False, function.calls
+                function.name, function.text(FRAME), function.declaration, False, function.calls
             )
             for function in self.emitter.expressions.functions.called
         ]

@@ -45,6 +45,7 @@ class ExpressionValues:
         self.text, self.places = places.text, places
         self.loader = Loader(places, promoted, strided, self.value)
         self.functions = MathFunctions(kernel)
+        self.text.call_rare = self.functions.call_rare
 
     def value(
         self,

@@ -3,12 +3,14 @@
 A sine is 300 lines at every vector of every point. Behind the first MOST_IN_PLACE, sines call a
 function from vectors to a vector: text, and time of compilation, then grow with the number of
 operations and not with their length. The first ones stay as they are, so that ordinary kernels hold
-no calls, and LLVM interleaves their vectors.
+no calls, and LLVM interleaves their vectors. What a function does for rare arguments, such as sines
+of large numbers, is most of its text, and few programs run it: nests of few points call it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.math import elementwise
@@ -23,6 +25,11 @@ from pbkern.lower.nest.ir import Expr, Op
 MOST_IN_PLACE = 4
 # Fewest lines of an operation that is worth a call. Source: not recorded.
 SHORTEST_CALLED = 40
+# Points of a nest from which rare arguments are looked after in place. Around a call no constant stays in a register: a sine
+# times a cosine takes 1.06 times as long (Zen 4), and a kernel of ten operations half as long to compile.
+MANY_POINTS = 16384
+# By this, LLVM saves registers around a call where the call stands, off the usual path.
+COLD = 'passthrough = ["cold", "noinline"]'
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class MathFunction:
     body: tuple[str, ...]
     result: Ssa
     calls: frozenset[str]
+    is_rare: bool = False
 
     @property
     def types(self) -> str:
@@ -41,20 +49,32 @@ class MathFunction:
 
     @property
     def declaration(self) -> str:
-        return f"func.func private @{self.name}{self.types}"
+        cold = f" attributes {{{COLD}}}" if self.is_rare else ""
+        return f"func.func private @{self.name}{self.types}{cold}"
 
-    def text(self, attributes: str) -> str:
+    def text(self, attribute: str) -> str:
+        """The function with this attribute."""
         arguments = ", ".join(f"{argument.name}: {argument.type}" for argument in self.arguments)
-        head = f"func.func @{self.name}({arguments}) -> {self.result.type} {attributes} {{"
+        listed = f"{attribute}, {COLD}" if self.is_rare else attribute
+        head = (
+            f"func.func @{self.name}({arguments}) -> {self.result.type} attributes {{{listed}}} {{"
+        )
         return "\n".join([head, *self.body, f"return {self.result.name} : {self.result.type}", "}"])
 
 
 class MathFunctions:
-    """Writes one kernel's elementwise operations. called: the functions that it calls; their names start with the kernel's."""
+    """Writes one kernel's elementwise operations.
+
+    Attributes:
+      called: the functions that it calls; their names start with the kernel's.
+      points: of the nest that is being written, in all programs together.
+    """
 
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
         self.called: list[MathFunction] = []
+        self.points = 0
+        self._rare_lines = 0  # that calls have spared
         self._called: dict[tuple, MathFunction] = {}
         self._written: defaultdict[tuple, dict[int, Expr]] = defaultdict(
             dict
@@ -65,9 +85,9 @@ class MathFunctions:
         info = expr.info
         key = self._key(b, info, args)
         if len(self._written[key]) < MOST_IN_PLACE or id(expr) in self._written[key]:
-            counted = _Counted(b)
+            counted, before = _Counted(b), self._rare_lines
             result = elementwise.RULES.lookup(info.primitive)(counted.builder, info, *args)
-            if counted.lines >= SHORTEST_CALLED:
+            if counted.lines + self._rare_lines - before >= SHORTEST_CALLED:
                 self._written[key][id(expr)] = expr
             return result
         if key not in self._called:
@@ -77,9 +97,28 @@ class MathFunctions:
             self.called.append(self._called[key])
         function = self._called[key]
         passed = tuple(arg.name for arg in args if b.number(arg) is None)
-        syntax = operation.call_syntax(function.name, len(passed))
-        name = b.emit(operation.CALL, passed, function.types, syntax)
-        return function.result._replace(name=name)
+        return _call(b, function, passed)
+
+    def call_rare(self, b: Builder, slow: Callable[..., Ssa], operands: tuple[Ssa, ...]) -> Ssa:
+        """slow(b, *operands), as a call where it is long; equal ones call one function."""
+        if self.points >= MANY_POINTS:
+            return slow(b, *operands)
+        text = Text(approx=b.approx, contract=b.contract, math=b.math)
+        inner = text.builder(text.top, b.lanes)
+        arguments = tuple(operand._replace(name=f"%a{k}") for k, operand in enumerate(operands))
+        result = slow(inner, *arguments)
+        lines = sum(op.size for op in text.top.operations)
+        if lines < SHORTEST_CALLED:
+            return slow(b, *operands)
+        self._rare_lines += lines
+        body = _body(text)
+        key = ("rare", body, tuple(operand.type for operand in operands))
+        if key not in self._called:
+            name = f"{self.kernel}_rare{len(self.called)}"
+            calls = operation.called(text.top.operations)
+            self._called[key] = MathFunction(name, arguments, body, result, calls, is_rare=True)
+            self.called.append(self._called[key])
+        return _call(b, self._called[key], tuple(operand.name for operand in operands))
 
     def _key(self, b: Builder, info: EqnInfo, args: list[Ssa]) -> tuple:
         operands = tuple((arg.type, repr(b.number(arg))) for arg in args)
@@ -118,7 +157,16 @@ def _function(name: str, b: Builder, info: EqnInfo, args: list[Ssa]) -> MathFunc
     result = elementwise.RULES.lookup(info.primitive)(inner, info, *values)
     text.top.report()
     arguments = tuple(value for value, arg in zip(values, args) if b.number(arg) is None)
-    constants, at_end = range_reports.definitions(text.constants.values())
-    body = (*constants, *operation.lines(text.top.operations), *at_end)
+    _, at_end = range_reports.definitions(text.constants.values())
     calls = operation.called(text.top.operations) | range_reports.calls(at_end)
-    return MathFunction(name, arguments, body, result, calls)
+    return MathFunction(name, arguments, _body(text), result, calls)
+
+
+def _body(text: Text) -> tuple[str, ...]:
+    constants, at_end = range_reports.definitions(text.constants.values())
+    return (*constants, *operation.lines(text.top.operations), *at_end)
+
+
+def _call(b: Builder, function: MathFunction, passed: tuple[str, ...]) -> Ssa:
+    syntax = operation.call_syntax(function.name, len(passed))
+    return function.result._replace(name=b.emit(operation.CALL, passed, function.types, syntax))

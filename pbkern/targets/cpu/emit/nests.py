@@ -58,6 +58,7 @@ class CpuNestEmitter:
       expressions, stores, reducer, horizontal, epilogue, promoted: its parts, each of which owns
         one kind of operation.
       plain: scalar loops, in the order of the nest's dimensions.
+      programs: that run the nests.
       has_scalar_loops: which LLVM's optimiser still improves; vector code it leaves as it is.
     """
 
@@ -74,6 +75,7 @@ class CpuNestEmitter:
         self.epilogue = Epilogue(text, self.promoted, self.stores)
         self.tiles = TileProducts(text)
         self.plain = False
+        self.programs = 1
         self.has_scalar_loops = False
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
@@ -81,6 +83,7 @@ class CpuNestEmitter:
         if self.plain:
             sched = NestSchedule(order=tuple(nest.dims))
         sched = sched or final_schedule(nest)
+        self.expressions.functions.points = self.programs * math.prod(nest.dims.values())
         if is_tile_product(nest):
             self.tiles.emit(block, nest, sched)
             return sched
