@@ -2,9 +2,10 @@
 
     python -m benchmarks.compile [words in names] [--write] [--json file]
 
-Each number is the least of two processes of their own, after imports: tracing, planning, compilation and one run on small
-arrays. "cold" has an empty store, "warm" the store that the cold process left, as every later process has; "jax" is jax.jit
-without its own store.
+Each number is the least of two processes of their own, each of which has compiled a sum before: tracing, planning,
+compilation and one run on small arrays. "cold" has an empty store, "warm" the store that the cold process left, as every
+later process has; "jax" is jax.jit without its own store. "start" is that first function of one addition, in which modules
+are imported, MLIR's dialects loaded and LLVM started.
 Seconds are those of all threads, which other work on the machine disturbs less than it disturbs the clock. `growth` is
 the slope of log(seconds) over log(operations) between the two largest functions: 1 is linear. `--write` puts the table into
 docs/benchmarks.md.
@@ -166,8 +167,9 @@ FAMILIES: dict[str, tuple[Callable[[int], tuple[Function, list]], Sequence[int]]
 
 @dataclass(frozen=True)
 class FirstCall:
-    """Processor seconds of tracing alone and of a first call, seconds of a later call, and the sum of the results."""
+    """Processor seconds of the start, of tracing alone and of a first call, seconds of a later call, the sum of the results."""
 
+    start: float
     trace: float
     first: float
     later: float
@@ -201,12 +203,15 @@ def first_call(family: str, size: int, backend: str) -> FirstCall:
     make, _ = FAMILIES[family]
     f, arguments = make(size)
     arguments = jax.tree.map(jnp.asarray, arguments)
-    jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.ones(3)))  # starts XLA
+    jit, ones = (jax.jit if backend == "jax" else pbkern.jit), jnp.ones(3)
+    before = processor_seconds()
+    jax.block_until_ready(jit(lambda x: x + 1)(ones))
+    started = processor_seconds() - before
     start = processor_seconds()
     traced = jax.jit(lambda *a: f(*a)).trace(*arguments)
     trace = processor_seconds() - start
     jax.clear_caches()
-    compiled = (jax.jit if backend == "jax" else pbkern.jit)(f)
+    compiled = jit(f)
     start = processor_seconds()
     results = jax.block_until_ready(compiled(*arguments))
     first = processor_seconds() - start
@@ -219,7 +224,7 @@ def first_call(family: str, size: int, backend: str) -> FirstCall:
         float(np.abs(np.asarray(leaf, "float64")).sum()) for leaf in jax.tree.leaves(results)
     )
     operations = sum(1 for _ in equations(traced.jaxpr.jaxpr))
-    return FirstCall(trace, first, statistics.median(later), checksum, operations)
+    return FirstCall(started, trace, first, statistics.median(later), checksum, operations)
 
 
 def in_child(family: str, size: int, backend: str, store: str) -> FirstCall:
@@ -290,7 +295,13 @@ def table(rows: Sequence[Row]) -> str:
         f"{name}: median {statistics.median(ratios):.2f}, worst {max(ratios):.2f}"
         for name, ratios in (("cold", cold), ("warm", warm))
     )
-    return "\n".join([*lines, "", f"Ratios to jax.jit: {summary}."])
+    starts = ", ".join(
+        f"{which} {min(getattr(row, which).start for row in rows):.2f}"
+        for which in ("jax", "cold", "warm")
+    )
+    return "\n".join(
+        [*lines, "", f"Ratios to jax.jit: {summary}.", "", f"Seconds of the start: {starts}."]
+    )
 
 
 def write(text: str) -> None:
@@ -302,8 +313,8 @@ def note() -> str:
     model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
     return (
         "Written by `python -m benchmarks.compile --write`. Processor seconds of first calls, each the least of two "
-        "processes of their own, after imports, from bytecode: `cold` with an empty store on disk, `warm` in the process after "
-        "that, `jax.jit` without a store; each "
+        "processes of their own that have compiled a sum before (the start), from bytecode: `cold` with an empty store on disk, "
+        "`warm` in the process after that, `jax.jit` without a store; each "
         f"of them traces, for the seconds of `trace`. {model[1] if model else 'Unknown processor'}, {os.cpu_count()} cores. "
         "Growth is the slope of log(seconds) over log(operations) between the two largest functions of a family: 1 is linear."
     )

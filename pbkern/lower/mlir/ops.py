@@ -364,10 +364,11 @@ class Builder:
         slow: uses no other values than its operands and constants.
         """
         operations, inner = self._region()
-        if self.call_rare is None:
-            value = slow(inner, *operands)
-        else:
-            value = self.call_rare(inner, slow, operands)
+        value = (
+            slow(inner, *operands)
+            if self.call_rare is None
+            else self.call_rare(inner, slow, operands)
+        )
         chosen = inner.select(mask, value, usual)
         regions = []
         for outcome, word in ((chosen, ""), (usual, "else")):
