@@ -28,10 +28,11 @@ from pbkern.core.errors import InternalError, TargetError
 
 PACKAGES = ("mlir", "torch_mlir")
 # Passes that are nested in functions run on several of them at a time. Blocks need no
-# simplification: lowering makes none that are equal or unreachable.
+# simplification: lowering makes none that are equal or unreachable. Before conversion nothing is simplified: emitters write
+# no operation twice, and what is left the last passes simplify to the same instructions.
 CANONICALIZE = "canonicalize{region-simplify=disabled},cse"
 KERNEL_PASSES = (
-    f"func.func({CANONICALIZE},convert-scf-to-cf,convert-vector-to-llvm{{reassociate-fp-reductions=1}},"
+    "func.func(convert-scf-to-cf,convert-vector-to-llvm{reassociate-fp-reductions=1},"
     "convert-math-to-llvm,convert-arith-to-llvm),finalize-memref-to-llvm,"
     "convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,convert-ub-to-llvm,"
     f"reconcile-unrealized-casts,llvm.func({CANONICALIZE})"
