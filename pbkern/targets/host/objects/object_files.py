@@ -63,7 +63,7 @@ class Parts:
     def add(self, kernel: LoweredKernel) -> None:
         """Takes the next kernel; starts a part where that fills it.
 
-        Pieces with scalar loops have parts of their own.
+        Pieces have parts of their own where only they, or only the main function, have scalar loops.
 
         Keeps callees before callers: a part may call what earlier parts define.
         """
@@ -74,7 +74,8 @@ class Parts:
             if self.waiting and self.waiting[-1].has_scalar_loops != piece.has_scalar_loops:
                 self._start(self.waiting[0].name)
             self._take(piece)
-        if kernel.pieces and self.waiting:
+        before = self.waiting[-1] if kernel.pieces and self.waiting else kernel.main
+        if before.has_scalar_loops != kernel.main.has_scalar_loops:
             self._start(self.waiting[0].name)
         self._take(kernel.main)
 
