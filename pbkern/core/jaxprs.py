@@ -94,6 +94,18 @@ def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
     return inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
 
 
+@cached_by_jaxpr_alone
+def has_calls(closed: jex.ClosedJaxpr) -> bool:
+    """Whether an equation, at any depth, may be a call, for `called_jaxpr`."""
+    return any(
+        eqn.primitive.name in CALLS
+        or eqn.primitive.name in EXPANSIONS
+        or eqn.primitive.name == "custom_linear_solve"
+        or is_of_library(eqn)
+        for eqn in equations(closed.jaxpr)
+    )
+
+
 @contextlib.contextmanager
 def rules_kept() -> Iterator[None]:
     """Retracing keeps equations with derivatives of their own, in place of inlining them, in a `with` block."""

@@ -12,7 +12,7 @@ import jax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of
-from pbkern.core.jaxprs import atoms, inner_jaxprs
+from pbkern.core.jaxprs import atoms, equations, inner_jaxprs
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
 
@@ -52,14 +52,12 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     used = _read(closed.jaxpr)
 
     def rewrite(eqn, operands: Sequence) -> list | None:
+        needed = _needed_operands(eqn, used)
+        if needed is None:
+            return None
+        consts, live = needed
         params, body = params_of(eqn), eqn.params["jaxpr"]
         n_consts, n_carry = params["num_consts"], params["num_carry"]
-        wanted = {k for k in range(n_carry) if eqn.outvars[k] in used}
-        live = sorted(_live_carries(body.jaxpr, n_consts, n_carry, wanted))
-        needed = _needed(body.jaxpr, n_carry, set(live))
-        consts = [k for k in range(n_consts) if body.jaxpr.invars[k] in needed]
-        if len(live) == n_carry and len(consts) == n_consts:
-            return None
         types = [var.aval for var in body.jaxpr.invars]
         read = [
             *consts,
@@ -86,7 +84,19 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
             results[k] = x
         return results
 
-    has_scan = any(
-        eqn.primitive.name == "scan" and "linear" not in eqn.params for eqn in closed.jaxpr.eqns
+    slim = any(
+        eqn.primitive.name == "scan" and _needed_operands(eqn, used) is not None
+        for eqn in equations(closed.jaxpr)
     )
-    return retrace(closed, {"scan": rewrite}) if has_scan else closed
+    return retrace(closed, {"scan": rewrite}) if slim else closed
+
+
+def _needed_operands(eqn, used: set) -> tuple[list[int], list[int]] | None:
+    """Numbers of the operands that never change and of the carries that a scan needs; None where it needs all."""
+    params, body = params_of(eqn), eqn.params["jaxpr"].jaxpr
+    n_consts, n_carry = params["num_consts"], params["num_carry"]
+    wanted = {k for k in range(n_carry) if eqn.outvars[k] in used}
+    live = sorted(_live_carries(body, n_consts, n_carry, wanted))
+    needed = _needed(body, n_carry, set(live))
+    consts = [k for k in range(n_consts) if body.invars[k] in needed]
+    return None if len(live) == n_carry and len(consts) == n_consts else (consts, live)

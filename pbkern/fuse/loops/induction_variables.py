@@ -26,18 +26,23 @@ MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 def count_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Turns while loops of known length into scans, also inside control flow."""
-    return retrace(closed, {"while": _as_scan}) if _holds(closed, "while") else closed
+    return retrace(closed, {"while": _as_scan})
 
 
 def walk_counters(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Moves induction variables from carries to xs of scans, except in nested scans: those have no room for constants."""
     top_level = {id(eqn) for eqn in closed.jaxpr.eqns}
     walk = lambda eqn, operands: _over_counters(eqn, operands) if id(eqn) in top_level else None
-    return retrace(closed, {"scan": walk}) if _holds(closed, "scan") else closed
+    counts = any(eqn.primitive.name == "scan" and _steps(eqn) for eqn in closed.jaxpr.eqns)
+    return retrace(closed, {"scan": walk}) if counts else closed
 
 
-def _holds(closed: jex.ClosedJaxpr, name: str) -> bool:
-    return any(eqn.primitive.name in (name, "scan", "while", "cond") for eqn in closed.jaxpr.eqns)
+def _steps(eqn) -> dict[int, int]:
+    """Carry of a scan -> what each step adds to it, of those that count."""
+    params, body = params_of(eqn), eqn.params["jaxpr"].jaxpr
+    olds = body.invars[params["num_consts"] :][: params["num_carry"]]
+    steps = {k: _increment(body, old, new) for k, (old, new) in enumerate(zip(olds, body.outvars))}
+    return {k: step for k, step in steps.items() if step is not None}
 
 
 def _constant(x) -> int | None:
@@ -132,12 +137,11 @@ def _as_scan(eqn, operands):
 def _over_counters(eqn, operands: Sequence) -> list | None:
     params, body = params_of(eqn), eqn.params["jaxpr"]
     n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
-    olds, news = body.jaxpr.invars[n_consts : n_consts + n_carry], body.jaxpr.outvars[:n_carry]
+    olds = body.jaxpr.invars[n_consts : n_consts + n_carry]
     counters: dict[int, tuple[int, int]] = {}  # carry -> (first value, step)
-    for k, (old, new) in enumerate(zip(olds, news)):
+    for k, step in _steps(eqn).items():
         first = _constant(operands[n_consts + k])
-        step = _increment(body.jaxpr, old, new)
-        if first is not None and step is not None:
+        if first is not None:
             counters[k] = first, step
     if not counters or params["reverse"] or eqn.effects:
         return None

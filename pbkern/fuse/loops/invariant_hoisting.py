@@ -16,12 +16,15 @@ import jax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of
-from pbkern.core.jaxprs import evaluate, inner_jaxprs
+from pbkern.core.jaxprs import equations, evaluate, inner_jaxprs
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import drop_dead, retrace
+
+# Loop -> parameters with its body, and with the number of operands that never change.
+BODIES = {"scan": ("jaxpr", "num_consts"), "while": ("body_jaxpr", "body_nconsts")}
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,17 @@ class HoistInvariants:
             changed = {"body_jaxpr": moved.body(), "body_nconsts": n_consts + len(moved.shared)}
             return eqn.primitive.bind(*given, **{**params, **changed})
 
-        has_loop = any(eqn.primitive.name in ("scan", "while", "cond") for eqn in closed.jaxpr.eqns)
-        return retrace(closed, {"scan": scan, "while": loop}) if has_loop else closed
+        hoists = any(
+            eqn.primitive.name in BODIES and self._shares(eqn, machine)
+            for eqn in equations(closed.jaxpr)
+        )
+        return retrace(closed, {"scan": scan, "while": loop}) if hoists else closed
+
+    def _shares(self, eqn, machine: CostModel) -> bool:
+        """Whether steps of a loop share expensive values, before loops inside have given it theirs."""
+        body, consts = BODIES[eqn.primitive.name]
+        count = params_of(eqn)[consts]
+        return _BodyInvariants.of(eqn.params[body], count, self._is_expensive, machine) is not None
 
     def _is_expensive(self, eqn, machine: CostModel) -> bool:
         name = eqn.primitive.name

@@ -149,10 +149,25 @@ def _branch_for(platform: str) -> Rewrite:
 
 
 def retrace(closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite]) -> jex.ClosedJaxpr:
-    """Rewrites equations of a function: primitive name -> Rewrite. Drops those that nothing reads then."""
+    """Rewrites equations of a function: primitive name -> Rewrite. Drops those that nothing reads then.
+
+    Without rewrites it merges equal equations and inlines calls. With rewrites, a function that has none of their
+    equations, and no calls, is returned as it is.
+    """
+    if not _is_concerned(closed, rewrites):
+        return closed
     avals = [_strong(var.aval) for var in closed.jaxpr.invars]
     traced = jax.make_jaxpr(lambda *args: _run(closed, args, rewrites))(*avals)
     return drop_dead(traced)
+
+
+def _is_concerned(closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite]) -> bool:
+    """Whether a retrace may change a function that was simplified before."""
+    return (
+        not rewrites
+        or not jaxprs.primitive_names(closed).isdisjoint(rewrites)
+        or jaxprs.has_calls(closed)
+    )
 
 
 def _strong(aval):
@@ -234,6 +249,8 @@ def _simplify_inner(eqn, rewrites: dict) -> dict:
 
     def inner(value):
         if isinstance(value, jex.ClosedJaxpr):
+            if not _is_concerned(value, rewrites):
+                return value
             avals = [var.aval for var in value.jaxpr.invars]
             with during(in_control_flow, True):
                 traced = jax.make_jaxpr(
