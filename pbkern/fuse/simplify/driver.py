@@ -116,7 +116,8 @@ def simplify(
             "mul": factors.mul,
             "div": factors.div,
         }
-    return retrace(closed, exact | unsafe | {"platform_index": _branch_for(platform)})
+    rewrites = exact | unsafe | {"platform_index": _branch_for(platform)}
+    return _retraced(closed, rewrites, everywhere=True)
 
 
 def _long_sums(jaxpr: jex.Jaxpr, fewest_terms: float) -> set:
@@ -154,20 +155,24 @@ def retrace(closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite]) -> jex.Closed
     Without rewrites it merges equal equations and inlines calls. With rewrites, a function that has none of their
     equations, and no calls, is returned as it is.
     """
-    if not _is_concerned(closed, rewrites):
+    if rewrites and not _is_concerned(closed, rewrites):
         return closed
+    return _retraced(closed, rewrites, everywhere=not rewrites)
+
+
+def _retraced(
+    closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite], *, everywhere: bool
+) -> jex.ClosedJaxpr:
+    """`everywhere`: also bodies of control flow that have none of the rewrites' equations."""
     avals = [_strong(var.aval) for var in closed.jaxpr.invars]
-    traced = jax.make_jaxpr(lambda *args: _run(closed, args, rewrites))(*avals)
+    traced = jax.make_jaxpr(lambda *args: _run(closed, args, rewrites, everywhere))(*avals)
     return drop_dead(traced)
 
 
 def _is_concerned(closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite]) -> bool:
     """Whether a retrace may change a function that was simplified before."""
-    return (
-        not rewrites
-        or not jaxprs.primitive_names(closed).isdisjoint(rewrites)
-        or jaxprs.has_calls(closed)
-    )
+    names = jaxprs.primitive_names(closed)
+    return not names.isdisjoint(rewrites) or jaxprs.has_calls(closed)
 
 
 def _strong(aval):
@@ -184,7 +189,7 @@ def _unsharded(params: dict) -> dict:
     return params | dict.fromkeys(empty) if empty else params
 
 
-def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
+def _run(closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool) -> list:
     """Binds every equation again. Merges equal ones and applies rewrites."""
     seen: dict = {}
     uniform = Splat(rewrites)
@@ -205,8 +210,8 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
         if eqn.primitive.name == "cond" and isinstance(operands[0], (np.ndarray, np.generic)):
             branches = eqn.params["branches"]
             taken = branches[int(np.clip(operands[0], 0, len(branches) - 1))]
-            return keep_types(_run(taken, operands[1:], rewrites), eqn.outvars)
-        params = _unsharded(_simplify_inner(eqn, rewrites))
+            return keep_types(_run(taken, operands[1:], rewrites, everywhere), eqn.outvars)
+        params = _unsharded(_simplify_inner(eqn, rewrites, everywhere))
         key = _key(eqn, operands, params)
         if key is not None and key in seen:
             return seen[key]
@@ -242,19 +247,21 @@ def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, caller=None) -> list:
     return [read(var) for var in jaxpr.outvars]
 
 
-def _simplify_inner(eqn, rewrites: dict) -> dict:
+def _simplify_inner(eqn, rewrites: dict, everywhere: bool) -> dict:
     """Parameters with simplified jaxprs of control flow."""
     if eqn.primitive.name not in CONTROL:
         return eqn.params
 
     def inner(value):
         if isinstance(value, jex.ClosedJaxpr):
-            if not _is_concerned(value, rewrites):
+            if not everywhere and not _is_concerned(value, rewrites):
                 return value
             avals = [var.aval for var in value.jaxpr.invars]
             with during(in_control_flow, True):
                 traced = jax.make_jaxpr(
-                    lambda *args: keep_types(_run(value, args, rewrites), value.jaxpr.outvars)
+                    lambda *args: keep_types(
+                        _run(value, args, rewrites, everywhere), value.jaxpr.outvars
+                    )
                 )(*avals)
             return drop_dead(traced)
         return tuple(map(inner, value)) if isinstance(value, tuple) and value else value

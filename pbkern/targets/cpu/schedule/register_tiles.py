@@ -68,8 +68,8 @@ FEW_VECTORS = 8
 LONGEST_CHAIN_OF_FEW_PRODUCTS = 256
 # The part of the time of a tile of one dimension's points at which another dimension's join it.
 CLEARLY_LESS = 0.9
-# Of two tiles whose estimates differ by less than this part, the one with less code is taken. Products of 64 to 1024 rows
-# take the same time with 8 x 2 and with 11 x 2 vectors (Zen 4).
+# Estimate of a tile relative to the least one, up to which the tile with the least code is taken. Products of 64 to 1024
+# rows take the same time with 8 x 2 and with 11 x 2 vectors (Zen 4).
 AS_QUICK = 1.03
 
 
