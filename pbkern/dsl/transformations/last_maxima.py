@@ -475,7 +475,7 @@ class _MaximumWalk:
 
     def loop(self, eqn, operands, types, path) -> tuple:
         """A scan whose carries may be an online softmax."""
-        params = eqn.params
+        params = _jax.params_of(eqn)
         inner, num_consts, num_carry = params["jaxpr"], params["num_consts"], params["num_carry"]
         inside = (*path, id(eqn))
         consts, rest = list(types[:num_consts]), list(types[num_consts:])
