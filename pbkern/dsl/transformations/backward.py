@@ -53,6 +53,7 @@ from .blocks import (
 )
 from .known_results import may_be_any_number, program_seconds, with_known_results
 from .last_maxima import online_softmax, with_final_states, with_last_maxima
+from .normalized_sums import with_sums
 from .running_sums import with_shared_sums
 from .sinking import sunk
 from .stores import StoreTarget, run_and_store
@@ -284,9 +285,11 @@ class _Derivative:
         assert softmax is not None  # it has final states
         self.source = with_final_states(kernel, finals)
         first = len(self.source.outputs)
-        self.program = with_last_maxima(self.source, pure_program(self.source), softmax)
+        program = with_last_maxima(self.source, pure_program(self.source), softmax)
         self.maxima = {first + softmax.maximum: len(kernel.outputs) + finals.index(softmax.maximum)}
-        self.products = {first + n for n in softmax.products}
+        products = {first + n for n in softmax.products}
+        self.program, normalized = with_sums(program, softmax, len(kernel.scratch))
+        self.products = products | set(normalized)
         return self.source
 
     def _is_once(self, mapping: BlockMapping) -> bool:

@@ -218,9 +218,9 @@ class _NumberedValues:
         return {n: x for n, x in blocks.items() if self.keys[n][0] not in ("operand", "literal")}
 
     def seen_in(self, number: int, block: jax.Array) -> dict:
-        """The value that a block holds, and those of which it is a copy with more dimensions of size 1."""
+        """The value that a block holds, and those of which it is a copy with more or fewer dimensions of size 1."""
         seen = {number: block}
-        while (key := self.keys[number])[0] == "broadcast_in_dim":
+        while (key := self.keys[number])[0] in ("broadcast_in_dim", "squeeze"):
             number, shape = key[1], self.shapes.get(key[1])
             if shape is None or math.prod(shape) != block.size:
                 break
