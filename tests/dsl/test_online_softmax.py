@@ -287,8 +287,9 @@ def test_sixteen_bits():
     assert backward_plan(kernel, (True,) * 3, None, final_states(kernel, (True,) * 3)).saved == ()
 
 
-def test_gradients_of_stacked_operands_and_of_gradients():
-    form = FORMS["columns"]()
+@pytest.mark.parametrize("name", ["columns", "normalized, by inverses"])
+def test_gradients_of_stacked_operands_and_of_gradients(name):
+    form = FORMS[name]()
     xs = [np.stack([x, x[::-1]]) for x in form.operands]
 
     def moved(function):
@@ -304,7 +305,7 @@ def test_gradients_of_stacked_operands_and_of_gradients():
         xs = [np.asarray(x, np.float64) for x in xs]
         form = form._replace(operands=tuple(np.asarray(x, np.float64) for x in form.operands))
         want = jax.tree.map(np.asarray, moved(plain))
-    form = FORMS["columns"]()
+    form = FORMS[name]()
     xs = [x.astype(np.float32) for x in xs]
     for got, exact in zip(jax.tree.leaves(moved(form.kernel)), jax.tree.leaves(want), strict=True):
         assert abs(np.asarray(got) - exact).max() <= 1e-5 * abs(exact).max()
