@@ -27,7 +27,7 @@ from pbkern.dsl.kernel import Kernel
 FINITE = frozenset(
     "add add_any sub mul neg abs sign max min square copy stop_gradient convert_element_type reduce_precision"
     " select_n broadcast_in_dim reshape squeeze transpose rev slice"
-    " concatenate pad reduce_sum reduce_max reduce_min cumsum dot_general tanh logistic".split()
+    " concatenate pad reduce_sum reduce_max reduce_min cumsum dot_general tanh logistic one_minus_square".split()
 )
 
 # A number of what a conditional selects by -> the branch that is known to run.
