@@ -900,6 +900,11 @@ def pallas_grid(grid: tuple[int, ...]):
     return contextlib.nullcontext() if core is None else core.tracing_grid_env(grid, ())
 
 
+def computed_in_the_body():
+    """Context manager: equations without traced operands are traced too, also under jax.ensure_compile_time_eval."""
+    return config.eager_constant_folding(False)
+
+
 def copy_operands(eqn, operands) -> tuple:
     """((source Ref, transforms), (target Ref, transforms), semaphore, source's semaphore, device).
 
@@ -1158,6 +1163,8 @@ def _lower_program(ctx, *operands, target, label, results, aliases, has_side_eff
 
 
 mlir.register_lowering(program_p, _lower_program)
+# While JAX evaluates ahead of time, an equation without traced operands is run, also under jit.
+program_p.def_impl(functools.partial(dispatch.apply_primitive, program_p))
 
 
 def ffi_call(

@@ -179,6 +179,49 @@ def test_private_jax_has_one_importer():
     assert {place.partition(":")[0] for place in found} == {"_jax.py"}, found
 
 
+SCAN_COUNTS = {"num_carry", "num_consts"}
+
+
+def raw_counts_of_scans(tree: ast.Module) -> list[int]:
+    """Lines that read numbers of a scan's operands from `eqn.params`, where jax 0.11 has none."""
+
+    def is_raw(value: ast.expr, raw: set[str]) -> bool:
+        is_params = isinstance(value, ast.Attribute) and value.attr == "params"
+        return is_params or (isinstance(value, ast.Name) and value.id in raw)
+
+    lines = []
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        raw = {
+            target.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and is_raw(node.value, set())
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        lines += [
+            node.lineno
+            for node in ast.walk(function)
+            if isinstance(node, ast.Subscript)
+            and isinstance(node.slice, ast.Constant)
+            and node.slice.value in SCAN_COUNTS
+            and is_raw(node.value, raw)
+        ]
+    return lines
+
+
+def test_numbers_of_a_scans_operands_are_those_of_params_of():
+    wrong = {
+        str(p.relative_to(ROOT)): lines
+        for p in FILES
+        if p.name != "_jax.py" and (lines := raw_counts_of_scans(tree_of(p)))
+    }
+    assert not wrong
+    text = "def f(eqn):\n    params = eqn.params\n    return params['num_carry'], eqn.params['num_consts']"
+    assert raw_counts_of_scans(ast.parse(text)) == [3, 3]
+
+
 def test_modules_say_what_they_do():
     silent = [str(p.relative_to(ROOT)) for p in FILES if not ast.get_docstring(tree_of(p))]
     assert not silent

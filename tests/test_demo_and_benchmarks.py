@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from skimage import io
 
-from benchmarks import products, report, run, survey
+from benchmarks import derived_kernels, products, report, run, survey
 from benchmarks.report import KernelTime, Record, Row, Timing
 from benchmarks.workloads import WORKLOADS
 from pbkern.cli import demo, main
@@ -245,3 +245,21 @@ def test_names_of_the_survey_choose_cases():
     found = survey.cases(["loops.jacobi"])
     assert "loops.jacobi_1000" in found
     assert all(name.startswith("loops.jacobi") for name in found)
+
+
+SMALL_KERNELS = {
+    "layer_norm": {"rows": 64, "columns": 32},
+    "softmax": {"rows": 64, "columns": 40},
+    "matmul": {"size": 64, "block": 32},
+    "attention": {"tokens": 64, "columns": 16, "block": 16},
+    "stencil": {"size": 256, "block": 64},
+    "prefix_sum": {"rows": 64, "columns": 24, "block": 16},
+    "segment_sum": {"rows": 64, "columns": 16, "segments": 8},
+    "histogram": {"size": 256, "block": 64},
+}
+
+
+@pytest.mark.parametrize("name", derived_kernels.CASES)
+def test_gradients_that_are_derived_and_by_hand_agree_with_the_plain_function(name):
+    row = derived_kernels.measured(derived_kernels.CASES[name](**SMALL_KERNELS[name]), rounds=1)
+    assert max(row.errors) < 3e-6

@@ -545,7 +545,7 @@ def _trace_body(
             )
 
     is_wide = needs_x64(dtype for _, dtype in types) if x64 is None else x64
-    with jax.enable_x64(is_wide), _jax.pallas_grid(traced_kernel.grid):
+    with jax.enable_x64(is_wide), _jax.pallas_grid(traced_kernel.grid), _jax.computed_in_the_body():
         return jax.make_jaxpr(run)(*[_jax.ref_aval(*type_) for type_ in types])
 
 
@@ -554,7 +554,8 @@ def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJ
 
     Raises KernelError if it has constants.
     """
-    with jax.enable_x64(True):  # every type is explicit by now; this keeps 64-bit ones
+    # Every type is explicit by now; 64-bit mode keeps 64-bit ones.
+    with jax.enable_x64(True), _jax.computed_in_the_body():
         closed = retrace(closed, _rewrite, in_body)
     for var in closed.jaxpr.constvars:
         use = next((eqn for eqn in closed.jaxpr.eqns if var in eqn.invars), None)

@@ -300,6 +300,38 @@ def test_what_a_result_holds_is_read_there():
     assert (unread.read, unread.saved) == ((), (1,))
 
 
+@pytest.mark.parametrize(
+    ("activation", "is_read"), [(jnp.tanh, True), (jnp.sqrt, False), (lambda x: x, False)]
+)
+def test_results_whose_blocks_reach_over_an_edge(activation, is_read):
+    """They are read where other numbers in place of what is outside do no harm; a square root would divide by them."""
+
+    def body(x, w, o, partial):
+        o[...] = activation(jnp.exp(x[...]) * w[...])
+        partial[...] = x[...] * 2
+
+    rows, columns, block = 21, 7, 8
+    tile, whole = BS((block, columns), lambda i: (i, 0)), BS((1, columns), lambda i: (0, 0))
+    kernel = pbkern.kernel(
+        body, grid=(pbkern.cdiv(rows, block),), in_specs=[tile, whole], out_specs=[tile, tile],
+        out_shape=[s(rows, columns)] * 2,
+    )  # fmt: skip
+    plain = lambda x, w: (activation(jnp.exp(x) * w), x * 2)
+    case = Case(kernel, plain, (numbers(rows, columns), abs(numbers(1, columns, seed=1))))
+    plan = backward_plan(case.traced(), case.active)
+    assert (0 in plan.read) == is_read
+    want = exactly(pulled, case)
+    close(pulled(kernel, case.operands), want)
+    # The interpreter has NaN in place of what is outside.
+    zeros = [np.zeros(type_.shape, type_.dtype) for type_ in plan.sums]
+    given = directions([np.empty((rows, columns))] * 2)
+    results = [np.asarray(x) for x in kernel(*case.operands)]
+    interpreted = pbkern.interpret(
+        plan.backward, *case.operands, *(results[n] for n in plan.read), *given, *zeros
+    )
+    close([x.sum(0) if x.ndim > y.ndim else x for x, y in zip(interpreted, want)], want)
+
+
 @pytest.mark.parametrize(("function", "is_read"), [(jnp.exp, True), (jnp.sin, False)])
 def test_only_results_that_are_read_stay_in_memory(function, is_read):
     case = of_whole_arrays(function, numbers(3, 5))

@@ -552,3 +552,16 @@ def test_accesses_have_one_canonical_view():
     assert found[4].indices[1] == Point(1)
     assert [i.size for i in found[6].indices] == [1, 4]
     assert found[6].value is not None
+
+
+def test_kernels_without_operands_run_while_jax_evaluates_ahead_of_time():
+    """JAX evaluates them there under jit as well."""
+
+    @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((8,), jnp.float32))
+    def counted(out):
+        out[...] = jnp.arange(8, dtype=jnp.float32)
+
+    with jax.ensure_compile_time_eval():
+        results = [counted(), jax.jit(lambda: counted())()]
+    for result in results:
+        np.testing.assert_array_equal(result, np.arange(8))

@@ -160,6 +160,59 @@ def loop_over_parts(q, k, v, o, m, l, acc):
         o[...] = acc[...] / l[...]
 
 
+def normalized(q, k, v, o, m, l, acc, *, spelled):
+    """The accumulator is divided by the sum in each step, as in the first paper on FlashAttention."""
+    reset(m, l, acc, LARGE)
+
+    @when_needed(True)
+    def _():
+        scores, _ = scores_of(q[...], k[...])
+        new = jnp.maximum(m[...], scores.max(1, keepdims=True))
+        p, shrunk = jnp.exp(scores - new), jnp.exp(m[...] - new)
+        total = l[...] * shrunk + p.sum(1, keepdims=True)
+        acc[...] = spelled(acc[...], shrunk * l[...], p @ v[...], total)
+        m[...], l[...] = new, total
+
+    @pbkern.when(is_last())
+    def _():
+        o[...] = acc[...]
+
+
+def guarded(old, weight, added, total):
+    """As in JAX's kernel for TPUs."""
+    inverse = jnp.where(total == 0.0, 1.0, 1.0 / total)
+    return old * jnp.broadcast_to(weight * inverse, old.shape) + added * inverse
+
+
+def guarded_divisor(old, weight, added, total):
+    return (weight * old + added) / jnp.where(total > 0, total, 1.0)
+
+
+def normalized_vectors(q, k, v, o, m, l, acc):
+    """The same in scratch of one dimension, in a loop over parts of a block."""
+    reset(m, l, acc)
+    part = BLOCK // 2
+
+    @when_needed(True)
+    def _():
+        def step(n, carry):
+            scores, _ = scores_of(q[...], k[...])
+            scores = jax.lax.dynamic_slice_in_dim(scores, n * part, part, 1)
+            old, sums, result = carry
+            new = jnp.maximum(old, scores.max(1))
+            p = jnp.exp(scores - new[:, None])
+            rest = jnp.exp(old - new) * sums
+            total = rest + p.sum(1)
+            values = jax.lax.dynamic_slice_in_dim(v[...], n * part, part, 0)
+            return new, total, result * (rest / total)[:, None] + (p / total[:, None]) @ values
+
+        m[...], l[...], acc[...] = jax.lax.fori_loop(0, 2, step, (m[...], l[...], acc[...]))
+
+    @pbkern.when(is_last())
+    def _():
+        o[...] = acc[...]
+
+
 def plain(q, k, v, causal=True, with_sum=False):
     scores = jnp.einsum("hqd,hkd->hqk", q, k) * COLUMNS**-0.5
     if causal:
@@ -194,6 +247,15 @@ FORMS = {
     "wide": lambda: case(wide, scratch=((BLOCK, 8), (BLOCK, 8))),
     "powers of two": lambda: case(powers_of_two),
     "loop over parts": lambda: case(loop_over_parts),
+    "normalized": lambda: case(
+        functools.partial(normalized, spelled=lambda old, w, added, l: (w * old + added) / l)
+    ),
+    "normalized, apart": lambda: case(
+        functools.partial(normalized, spelled=lambda old, w, added, l: old * (w / l) + added / l)
+    ),
+    "normalized, by inverses": lambda: case(functools.partial(normalized, spelled=guarded)),
+    "normalized, guarded": lambda: case(functools.partial(normalized, spelled=guarded_divisor)),
+    "normalized vectors": lambda: case(normalized_vectors, scratch=((BLOCK,), (BLOCK,))),
 }
 
 
@@ -225,8 +287,9 @@ def test_sixteen_bits():
     assert backward_plan(kernel, (True,) * 3, None, final_states(kernel, (True,) * 3)).saved == ()
 
 
-def test_gradients_of_stacked_operands_and_of_gradients():
-    form = FORMS["columns"]()
+@pytest.mark.parametrize("name", ["columns", "normalized, by inverses"])
+def test_gradients_of_stacked_operands_and_of_gradients(name):
+    form = FORMS[name]()
     xs = [np.stack([x, x[::-1]]) for x in form.operands]
 
     def moved(function):
@@ -242,7 +305,7 @@ def test_gradients_of_stacked_operands_and_of_gradients():
         xs = [np.asarray(x, np.float64) for x in xs]
         form = form._replace(operands=tuple(np.asarray(x, np.float64) for x in form.operands))
         want = jax.tree.map(np.asarray, moved(plain))
-    form = FORMS["columns"]()
+    form = FORMS[name]()
     xs = [x.astype(np.float32) for x in xs]
     for got, exact in zip(jax.tree.leaves(moved(form.kernel)), jax.tree.leaves(want), strict=True):
         assert abs(np.asarray(got) - exact).max() <= 1e-5 * abs(exact).max()
@@ -296,6 +359,27 @@ def step_of_columns(scores, v, m, l, acc):
     return new, l, acc * shrunk + jnp.exp(scores - new) @ v
 
 
+def step_divided_before(scores, v, m, l, acc):
+    """The accumulator is divided by the sum before what is added to it."""
+    new, total, _ = softmax_step(scores, v, m, l, acc)
+    p = jnp.exp(scores - new)
+    return new, total, (acc * l * jnp.exp(m - new) + p @ v) / (total - p.sum(1, keepdims=True) / 2)
+
+
+def step_averaged(scores, v, m, l, acc):
+    """The old accumulator counts as much as the new part."""
+    new, total, _ = softmax_step(scores, v, m, l, acc)
+    p = jnp.exp(scores - new)
+    return new, total, 0.5 * acc + p @ v / total
+
+
+def step_with_other_inverses(scores, v, m, l, acc):
+    """What divides some rows is twice the sum."""
+    new, total, _ = softmax_step(scores, v, m, l, acc)
+    inverse = jnp.where(total > 2.0, 1 / total, 0.5 / total)
+    return new, total, (acc * l * jnp.exp(m - new) + jnp.exp(scores - new) @ v) * inverse
+
+
 def quotient(m, l, acc):
     return acc / l
 
@@ -332,6 +416,9 @@ DEPENDENT = {
     "halves": (step_with_halves, quotient, (0,), (2,)),
     "columns for rows": (step_of_columns, quotient, (0,), (2,)),
     "two softmaxes in a line": (softmax_step, quotient, (0, 2), (1, 2)),
+    "other divisors": (step_divided_before, lambda m, l, acc: acc, (0,), (2,)),
+    "other inverses": (step_with_other_inverses, lambda m, l, acc: acc, (0,), (2,)),
+    "averages": (step_averaged, lambda m, l, acc: acc, (0,), (2,)),
     "quotients on the way": (softmax_step, quotient, (0,), (0, 1, 2)),
 }  # fmt: skip
 

@@ -233,9 +233,10 @@ def _parameters_differ(one, other) -> bool:
     if called_jaxpr(one) is not None:
         return False
     extents = EXTENTS.get(name, ())
-    keys = LOOP_PARAMETERS.get(name, one.params.keys())
+    of_one, of_other = params_of(one), params_of(other)
+    keys = LOOP_PARAMETERS.get(name, of_one.keys())
     return any(
-        one.params[key] != other.params[key] and repr(one.params[key]) != repr(other.params[key])
+        of_one[key] != of_other[key] and repr(of_one[key]) != repr(of_other[key])
         for key in keys
         if key not in extents
     )  # NaN, which fills what a gather finds outside, is not equal to itself

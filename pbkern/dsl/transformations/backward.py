@@ -51,8 +51,9 @@ from .blocks import (
     with_repeats_outside,
     with_zeros_outside,
 )
-from .known_results import program_seconds, with_known_results
+from .known_results import may_be_any_number, program_seconds, with_known_results
 from .last_maxima import online_softmax, with_final_states, with_last_maxima
+from .normalized_sums import with_sums
 from .running_sums import with_shared_sums
 from .sinking import sunk
 from .stores import StoreTarget, run_and_store
@@ -284,9 +285,11 @@ class _Derivative:
         assert softmax is not None  # it has final states
         self.source = with_final_states(kernel, finals)
         first = len(self.source.outputs)
-        self.program = with_last_maxima(self.source, pure_program(self.source), softmax)
+        program = with_last_maxima(self.source, pure_program(self.source), softmax)
         self.maxima = {first + softmax.maximum: len(kernel.outputs) + finals.index(softmax.maximum)}
-        self.products = {first + n for n in softmax.products}
+        products = {first + n for n in softmax.products}
+        self.program, normalized = with_sums(program, softmax, len(kernel.scratch))
+        self.products = products | set(normalized)
         return self.source
 
     def _is_once(self, mapping: BlockMapping) -> bool:
@@ -400,11 +403,19 @@ class _Derivative:
             read = tuple(n for n, is_used in zip(reads, used[len(closed.in_avals) :]) if is_used)
             if len(read) < len(reads):
                 return variant(read)
+            wild = {
+                n
+                for n, operand in zip(reads, itertools.count(len(closed.in_avals)))
+                if ragged_axes(self.source, self.source.outputs[n])
+                and not may_be_any_number(function, operand)
+            }
+            if wild:
+                return variant([n for n in reads if n not in wild])
             saved = tuple(n for n in range(count) if used[ends[3] + n] and n in lasting)
             operands = tuple(n for n in range(num_blocks) if used[ends[2] + n])
             return _Pulled(sunk(with_shared_sums(function)), operands, read, saved)
 
-        best = variant([n for n in known if not ragged_axes(self.source, self.source.outputs[n])])
+        best = variant(list(known))
         for n in best.read:
             without = variant([other for other in best.read if other != n])
             best = min(without, best, key=self.seconds)
@@ -528,7 +539,10 @@ class _Derivative:
                 after.append(with_zeros_outside(source, source.outputs[n], cotangents[n]))
             else:
                 after.append(waiting[n][...] if n in waiting else jnp.zeros_like(before[n]))
-        held = [ref[...] for ref in read[: self.num_known]]
+        held = [
+            with_repeats_outside(source, source.outputs[n], ref)
+            for n, ref in zip(self.read[: self.num_known], read)
+        ]
         targets = [
             StoreTarget(ref, adds=not self._is_once(mapping))
             for mapping, ref in zip(self.moving, moving)

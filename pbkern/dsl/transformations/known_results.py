@@ -23,6 +23,13 @@ from pbkern.core.jaxprs import called_jaxpr, inner_jaxprs, literal_value, select
 from pbkern.core.machine import Machine
 from pbkern.dsl.kernel import Kernel
 
+# Primitives whose results are finite where their operands are, short of an overflow.
+FINITE = frozenset(
+    "add add_any sub mul neg abs sign max min square copy stop_gradient convert_element_type reduce_precision"
+    " select_n broadcast_in_dim reshape squeeze transpose rev slice"
+    " concatenate pad reduce_sum reduce_max reduce_min cumsum dot_general tanh logistic one_minus_square".split()
+)
+
 # A number of what a conditional selects by -> the branch that is known to run.
 Facts = Mapping[int, int]
 
@@ -46,6 +53,43 @@ def with_known_results(
         return seen.run(closed.jaxpr, closed.consts, args[:count], seen.operands, {})
 
     return jax.make_jaxpr(run)(*closed.in_avals, *blocks) if known else closed
+
+
+def may_be_any_number(closed: jex.ClosedJaxpr, operand: int) -> bool:
+    """Whether no finite value of an operand, such as another row's, makes a result infinite or NaN."""
+    return _stays_finite(closed.jaxpr, {closed.jaxpr.invars[operand]}) is not None
+
+
+def _stays_finite(jaxpr: jex.Jaxpr, reached: set) -> set | None:
+    """The variables that depend on those in `reached`; None if one of them may be infinite."""
+    reached = set(reached)
+    for eqn in jaxpr.eqns:
+        is_reached = [isinstance(atom, jex.Var) and atom in reached for atom in eqn.invars]
+        if not any(is_reached):
+            continue
+        if is_reached[0] and eqn.primitive.name in ("cond", "select_n"):
+            return None  # another choice may be infinite
+        if eqn.primitive.name == "cond":
+            for branch in eqn.params["branches"]:
+                inner = branch.jaxpr
+                given = {var for var, has in zip(inner.invars, is_reached[1:]) if has}
+                after = _stays_finite(inner, given)
+                if after is None:
+                    return None
+                reached |= {
+                    var
+                    for var, result in zip(eqn.outvars, inner.outvars)
+                    if isinstance(result, jex.Var) and result in after
+                }
+        elif eqn.primitive.name in FINITE or _is_positive_power(eqn):
+            reached |= set(eqn.outvars)
+        else:
+            return None
+    return reached
+
+
+def _is_positive_power(eqn) -> bool:
+    return eqn.primitive.name == "integer_pow" and eqn.params["y"] > 0
 
 
 class _NumberedValues:
@@ -174,9 +218,9 @@ class _NumberedValues:
         return {n: x for n, x in blocks.items() if self.keys[n][0] not in ("operand", "literal")}
 
     def seen_in(self, number: int, block: jax.Array) -> dict:
-        """The value that a block holds, and those of which it is a copy with more dimensions of size 1."""
+        """The value that a block holds, and those of which it is a copy with more or fewer dimensions of size 1."""
         seen = {number: block}
-        while (key := self.keys[number])[0] == "broadcast_in_dim":
+        while (key := self.keys[number])[0] in ("broadcast_in_dim", "squeeze"):
             number, shape = key[1], self.shapes.get(key[1])
             if shape is None or math.prod(shape) != block.size:
                 break

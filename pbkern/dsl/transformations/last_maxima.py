@@ -296,12 +296,12 @@ def _final(kernel: Kernel, line: Sequence[int], number: int) -> BlockMapping:
 
 
 @functools.partial(jax.custom_jvp)
-def _known_quotient(numerator, denominator, quotient):
+def known_quotient(numerator, denominator, quotient):
     """`quotient`, which is that of the others: its derivative reads it."""
     return quotient
 
 
-@_known_quotient.defjvp
+@known_quotient.defjvp
 def _(primals, tangents):
     _, denominator, quotient = primals
     of_numerator, of_denominator, _ = tangents
@@ -419,7 +419,7 @@ class _MaximumWalk:
             return [jnp.broadcast_to(operands[1], result.shape)]
         results = _jax.bind_again(eqn, operands)
         if name == "div" and all(isinstance(type_, MaximumProduct) for type_ in of_operands):
-            return [_known_quotient(*operands, *results)]
+            return [known_quotient(*operands, *results)]
         return results
 
     # --- control flow
@@ -475,7 +475,7 @@ class _MaximumWalk:
 
     def loop(self, eqn, operands, types, path) -> tuple:
         """A scan whose carries may be an online softmax."""
-        params = eqn.params
+        params = _jax.params_of(eqn)
         inner, num_consts, num_carry = params["jaxpr"], params["num_consts"], params["num_carry"]
         inside = (*path, id(eqn))
         consts, rest = list(types[:num_consts]), list(types[num_consts:])

@@ -422,18 +422,23 @@ def _dot_general(eqn, types, key):
     of, other = types[number], types[1 - number]
     if not isinstance(of, MaximumProduct) or not is_independent(other) or of.or_where_zero:
         return None
+    order = axes_in_product(eqn, number)
+    if not set(of.axes) <= set(order):
+        return None
+    return MaximumProduct(
+        of.terms, tuple(map(order.index, of.axes)), vanishes_with=of.vanishes_with
+    )
+
+
+def axes_in_product(eqn, number: int) -> list[int | None]:
+    """Which axis of an operand lies along each axis of a dot_general's result, as far as those of operands before it."""
     contracted, batch = eqn.params["dimension_numbers"]
     shapes = [array_aval(atom).shape for atom in eqn.invars]
     free = [
         [axis for axis in range(len(shape)) if axis not in (*contracted[n], *batch[n])]
         for n, shape in enumerate(shapes)
     ]
-    order = [*batch[number], *((None,) * len(free[0]) if number else ()), *free[number]]
-    if not set(of.axes) <= set(order):
-        return None
-    return MaximumProduct(
-        of.terms, tuple(map(order.index, of.axes)), vanishes_with=of.vanishes_with
-    )
+    return [*batch[number], *((None,) * len(free[0]) if number else ()), *free[number]]
 
 
 def _moved(eqn, types, key):
@@ -447,7 +452,7 @@ def _moved(eqn, types, key):
         return None
     if not jnp.issubdtype(array_aval(eqn.outvars[0]).dtype, jnp.floating):
         return None
-    places = _places(eqn)
+    places = moved_axes(eqn)
     axes = [places.get(axis) for axis in of.axes]
     if None in axes:
         return None
@@ -477,7 +482,7 @@ def _concatenated(eqn, types, key):
     return dataclasses.replace(first, even=first.even - {dimension}, implies=frozenset())
 
 
-def _places(eqn) -> dict[int, int]:
+def moved_axes(eqn) -> dict[int, int]:
     """Axis of the operand -> the result's axis along which the same elements lie in the same order."""
     name, params = eqn.primitive.name, eqn.params
     shape, new = array_aval(eqn.invars[0]).shape, array_aval(eqn.outvars[0]).shape
