@@ -121,8 +121,12 @@ class ContractTiles:
                 loops.append((counter, trips))
             if size == 1:
                 nest = _without(nest, {dim: Affine()}, context)
-        rows = tuple(dim for dim in product.rows if dim in nest.dims)
-        statements = self.one_tile(replace(product, nest=nest, rows=rows), dict(loops), context)
+        rows, *orders = (
+            tuple(tuple(dim for dim in axis if dim in nest.dims) for axis in axes)
+            for axes in ((product.rows,), *product.orders)
+        )
+        left = replace(product, nest=nest, rows=rows[0], orders=tuple(orders))
+        statements = self.one_tile(left, dict(loops), context)
         for counter, trips in reversed(loops):
             statements = statements and [For(counter, trips, tuple(statements))]
         return statements
