@@ -135,11 +135,11 @@ def find(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | None:
             return chunked
     for root in eqns:
         if root.primitive.name == "dot_general":
-            sums = _totals(eqns, root.outvars[0])
-            for axis, totals in sums.items():
+            by_axis = _totals(eqns, root.outvars[0])
+            for axis, totals in by_axis.items():
                 shape = root.outvars[0].aval.shape
                 columns = shape[axis]
-                beside = _beside(sums, axis, shape) if are_tiles else 1
+                beside = _beside(by_axis, axis, shape) if are_tiles else 1
                 chunked = columns >= 2 * chunk and _complete(
                     eqns, outputs, columns, (None, "", (), ()), totals, chunk, beside
                 )

@@ -181,8 +181,8 @@ def _words(chunk_pass: ChunkPass) -> int:
 def _operand_bytes(chunk_pass: ChunkPass) -> int:
     """Bytes of a chunk's operands of products, without scores; those of the next chunk are on their way meanwhile."""
     steps = chunk_pass.full.steps()
-    made = _summed([step.eqn for step in steps])
-    scores = {var for step in steps if id(step.eqn) in made for var in step.eqn.outvars}
+    summed = _summed([step.eqn for step in steps])
+    scores = {var for step in steps if id(step.eqn) in summed for var in step.eqn.outvars}
     operands = {
         (var, access)
         for step in steps
