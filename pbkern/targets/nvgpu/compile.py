@@ -18,8 +18,8 @@ RESIDENT_THREADS = 512
 # many threads are resident, with 255 registers each. Source: what ptxas 13 takes for attention, its gradients and convolutions:
 # 80 fit 128 registers, 88 spill some.
 MANY_TILE_WORDS = 84
-# Those from which on three quarters as many are resident where blocks of threads divide them, with 168 registers each. Source:
-# what ptxas 13 takes for a gradient of cross-entropy whose operand is computed: 72 spill one register of 128.
+# Registers of tiles from which on three quarters as many threads are resident, if blocks divide them, with 168 registers each.
+# Source: what ptxas 13 takes for a gradient of cross-entropy whose operand is computed: 72 spill one register of 128.
 SOME_TILE_WORDS = 70
 # Registers of a thread's sums of products under way, or of one array, from which on the same holds: they are alive all along,
 # beside 45 others.
