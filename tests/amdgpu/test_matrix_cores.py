@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import pbkern
 from pbkern.core.options import CompileOptions
 from pbkern.lower.kernel_nests import kernel_nests
-from pbkern.lower.nest.ir import Nest, every
+from pbkern.lower.nest.ir import For, Nest, every
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.simulate import instructions as simulated_instructions
@@ -34,6 +34,7 @@ from pbkern.targets.simt.device import Nvidia
 from pbkern.targets.simt.emit.kernel import emit
 from pbkern.targets.simt.passes import THREAD_PASSES
 from pbkern.targets.simt.schedule.instructions import MATRIX_INSTRUCTIONS
+from tests.nvgpu.test_attention import LOWEST, Attention
 from tests.nvgpu.test_matrix_products import Product
 
 from .test_amdgpu import needs_lld
@@ -196,3 +197,17 @@ def test_layouts_of_rdna(name):
             shared_bytes=function.dynamic_shared_bytes,
         )  # fmt: skip
     np.testing.assert_allclose(result, case.wanted(*arrays), rtol=1e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("hidden", [-np.inf, -1e30, LOWEST])
+@pytest.mark.parametrize("architecture", ["gfx942", "gfx1100"])
+def test_masked_chunks_are_left_out_for_every_fill(architecture, hidden):
+    """Causal attention: loops end where the mask does, whose fill may be finite."""
+    case = Attention(causal=True, dtype="float16", hidden=hidden)
+    arrays, nests = case.arrays(), nests_of(case.kernel(), architecture)
+    loops = [stmt for stmt in every(nests.cases[0].statements) if isinstance(stmt, For)]
+    assert any(isinstance(loop.trips, str) for loop in loops)
+    assert not any(loop.trips == case.tokens // case.keys for loop in loops)
+    assert instructions(nests)
+    result = nests.interpret(*arrays)[0].astype(np.float64)
+    np.testing.assert_allclose(result, case.wanted(*arrays), atol=4 * 2.0**-11)

@@ -1,5 +1,6 @@
 """Attention by tensor cores, with scores, weights and sums in registers: nests and PTX against float64."""
 
+import math
 import re
 from dataclasses import dataclass, replace
 from unittest import mock
@@ -446,3 +447,75 @@ def test_half_of_a_causal_attention_is_not_computed(hidden, of_tests):
     result, counts, _ = simulated(nests, arrays)
     np.testing.assert_allclose(result.astype(np.float64), want, atol=1e-2)
     assert counts.barriers == 1 + 2 + 3 + 4 + 4 * of_tests, "one per step"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["sm_80", "sm_89", "sm_90a", "sm_100"])
+@pytest.mark.parametrize(
+    ("tokens", "width", "dtype"),
+    [(2048, 64, "bfloat16"), (2048, 128, "float16"), (4096, 128, "float16")],
+)
+def test_no_architecture_stores_scores(device, tokens, width, dtype):
+    """Of long rows, whose operands outgrow near memory as a whole, and of large results beside the scores."""
+    shape = jax.ShapeDtypeStruct((16, tokens, width), dtype)
+    f = pbkern.jit(
+        Gradients(tokens, dtype).__call__, compile_options={"target": "nvgpu", "device": device}
+    )
+    kernels = [kernel for kernel in f.kernels(*[shape] * 4) if "dot" in kernel.name]
+    assert len(kernels) <= 4, "row sums of gradients may be one by themselves"
+    assert all(kernel.scratch for kernel in kernels), "in chunks"
+    stored = [math.prod(out.ref_shape) for kernel in kernels for out in kernel.outputs]
+    assert max(stored) <= 128 * width
+
+
+def grouped_gradients(q, k, v, d_out):
+    """Causal attention of heads of queries that share keys, and its gradients."""
+
+    def attended(q, k, v):
+        s = jnp.einsum("hgqd,hkd->hgqk", q, k, preferred_element_type=jnp.float32) * 0.125
+        row, key = (lax.broadcasted_iota(jnp.int32, s.shape, axis) for axis in (2, 3))
+        p = jax.nn.softmax(jnp.where(row >= key, s, -jnp.inf), -1).astype(q.dtype)
+        out = jnp.einsum("hgqk,hkd->hgqd", p, v, preferred_element_type=jnp.float32)
+        return out.astype(q.dtype)
+
+    out, back = jax.vjp(attended, q, k, v)
+    return out, *back(d_out)
+
+
+GROUPED = [(4, 4, 1024, 64), (4, 1024, 64), (4, 1024, 64), (4, 4, 1024, 64)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["sm_80", "sm_89", "sm_90a"])
+def test_gradients_of_grouped_heads_stay_in_registers(device):
+    """Those by keys and values sum over heads of queries one by one, each in chunks."""
+    types = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in GROUPED]
+    f = pbkern.jit(grouped_gradients, compile_options={"target": "nvgpu", "device": device})
+    made = [kernel for kernel in f.kernels(*types) if "dot" in kernel.name]
+    assert len(made) == 3
+    for kernel in made:
+        function = emit(nests_of(kernel), "k")
+        assert function.global_bytes == 0
+        assert function.shared_bytes <= 100 << 10
+        if ptxas.find() is not None:
+            text = codegen.ptx(codegen.llvm_ir(function), device_kind(device))
+            assert ptxas.assemble(text, device).spill_bytes == 0
+
+
+@pytest.mark.slow
+def test_gradients_of_grouped_heads():
+    """The blocks of the first head of keys are simulated."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in GROUPED]
+    f = pbkern.jit(grouped_gradients, compile_options={"target": "nvgpu"})
+
+    def of_one_head(ptx, grid, *args, **options):
+        return simulate_ptx(ptx, grid // 4, *args, **options)
+
+    with mock.patch.object(program, "simulate_ptx", of_one_head):
+        found = pbkern.simulate(f, *arrays).results
+    with jax.enable_x64(True):
+        want = jax.jit(grouped_gradients)(*(jnp.asarray(x[:1], np.float64) for x in arrays))
+    for got, exact in zip(found, want):
+        error = np.abs(np.asarray(got[:1], np.float64) - np.asarray(exact)).max()
+        assert error < 2 * 2.0**-8 * np.abs(np.asarray(exact)).max()

@@ -64,6 +64,7 @@ class Cost:
       scratch: the part of them that are values between equations.
       programs: grid size.
       limit: the machine's limit for this kernel's compulsory work (seconds).
+      streams: whether products read operands a part at a time, from copies made ahead of their use.
     """
 
     seconds: float
@@ -76,6 +77,7 @@ class Cost:
     scratch: int
     programs: int
     limit: float
+    streams: bool = False
 
     @property
     def share_of_limit(self) -> float:

@@ -28,9 +28,8 @@ class Terms:
         bandwidth of the place of each array.
       rereads: seconds of reading blocks again, from caches.
       trips: seconds of all programs' stored values to a cache and back.
-      streams: whether products read operands a part at a time, from copies made ahead of their use.
       copied: bytes of one program's blocks that overlap with those of others, or are read across rows.
-      bytes_moved, flops, recompute, working_set, scratch, programs, limit: see Cost.
+      bytes_moved, flops, recompute, working_set, scratch, programs, limit, streams: see Cost.
     """
 
     arithmetic: float
@@ -91,4 +90,5 @@ def predicted(terms: Terms, spread: Spread, costs: CostModel) -> Cost:
         scratch=terms.scratch,
         programs=terms.programs,
         limit=terms.limit,
+        streams=terms.streams,
     )

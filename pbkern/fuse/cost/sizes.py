@@ -18,6 +18,7 @@ class Sizes:
       matrix_tiles, matrix_columns: rows and columns of the blocks of such products, in ascending order.
       held_words: words of sums and scores that the registers of a block hold while they are made a chunk of columns at a time;
         0: other limits decide.
+      held_bytes: of the other operands of such a chunk.
       stage_bytes: a reduction of fewer bytes gains nothing from a second kernel.
       far_row_bytes: fewest bytes that one program reads of a row that no cache holds.
       short_row_bytes: rows up to this length are read one after the other by a program, where
@@ -47,6 +48,7 @@ class Sizes:
     matrix_tiles: tuple[int, ...]
     matrix_columns: tuple[int, ...]
     held_words: int
+    held_bytes: int
     stage_bytes: int
     far_row_bytes: int
     short_row_bytes: int

@@ -56,6 +56,11 @@ class PricedSteps:
     # Values that a later step reduces, scatters or streams, which happens while they are made unless something else reads
     # them.
     _consumed: set
+    # Value -> what later products and reductions read that is made of it element by element. Such operands of products are
+    # computed a part at a time, unless another product makes what they are made of.
+    _operands: dict[jex.Var, frozenset[jex.Var]]
+    # Those that products read.
+    _factors: set
 
     @classmethod
     def of(
@@ -80,7 +85,9 @@ class PricedSteps:
 
     @classmethod
     def _empty(cls, scatters: bool) -> PricedSteps:
-        return cls([], set(), {}, set(), set(), scatters, {}, Counter(), set(), set(), set())
+        return cls(
+            [], set(), {}, set(), set(), scatters, {}, Counter(), set(), set(), set(), {}, set()
+        )
 
     def _extended(
         self, front: Sequence[Step], results: set, costs: CostModel
@@ -92,6 +99,7 @@ class PricedSteps:
         priced = PricedSteps(
             self.steps, self.results, dict(self.shares), set(self.stored), set(self.tables), self.scatters,
             dict(self._wanted), self._reads.copy(), set(self._indices), set(self._moved), set(self._consumed),
+            dict(self._operands), set(self._factors),
         )  # fmt: skip
         priced._take(front, results, costs)
         return priced
@@ -118,6 +126,12 @@ class PricedSteps:
                     self._moved.add(eqn.invars[0])  # a view of what is stored
         if price.own_updates is not None:
             self.stored.update(var for var in eqn.outvars if var not in self.results)
+        for var in eqn.outvars if price.streams else ():
+            read = self._operands.get(var, frozenset())
+            factors = read & self._factors
+            self.stored |= factors
+            if factors and len(read) > 1:  # each of them is made of sums that are stored
+                self.stored.add(var)
 
     def _note_share(self, step: Step, price: Price) -> None:
         """The part of a step's block that is evaluated, and what of its operands."""
@@ -142,6 +156,15 @@ class PricedSteps:
             self._reads[operand] += 1
         if price.table is not None:
             self.tables.add(price.table)
+        made_of: dict = {}
+        if price.streams or eqn.primitive.name in SINGLE_PASS:
+            made_of = {operand: frozenset((operand,)) for operand in price.read}
+            self._factors.update(price.read if price.streams else ())
+        elif price.light:
+            later = frozenset().union(*(self._operands.get(var, ()) for var in eqn.outvars))
+            made_of = dict.fromkeys(price.read, later) if later else {}
+        for operand, operands in made_of.items():
+            self._operands[operand] = self._operands.get(operand, frozenset()) | operands
         name = eqn.primitive.name
         # Each index vector that is joined of others is read one number at a time.
         if price.in_place or (name == "concatenate" and eqn.outvars[0] in self._indices):

@@ -20,7 +20,15 @@ from pbkern.dsl.trace import canonical_body
 from pbkern.fuse.access.blocks import BlockRequests, BodyContext, Step, literal, run_steps
 from pbkern.fuse.access.dimension_map import Places
 from pbkern.fuse.access.rules import Access, block_shape
-from pbkern.fuse.tiling.online_blocks import CHUNK_NUMBER, Blocks, ChunkPass, ChunkRun, moves
+from pbkern.fuse.tiling.online_blocks import (
+    BESIDE_NUMBER,
+    CHUNK_NUMBER,
+    Blocks,
+    ChunkPass,
+    ChunkRun,
+    is_of_chunk,
+    moves,
+)
 
 from .group_kernel import emit_kernel
 
@@ -135,19 +143,28 @@ class _OnlineBody:
         fixed = [fixed_step for fixed_step in requests.steps if fixed_step not in moving]
         before = self.computed(requests, fixed, values | self.read(requests, values, None), {})
 
-        @loop(0, over.count)
-        def _(chunk):
-            ids = {CHUNK_NUMBER: _as(chunk, np.int32)}
-            turn(over.full, moving, before | self.read(requests, before, ids), ids)
+        def chunks(ids: dict) -> None:
+            @loop(0, over.count)
+            def _(chunk):
+                inner = ids | {CHUNK_NUMBER: _as(chunk, np.int32)}
+                turn(over.full, moving, before | self.read(requests, before, inner), inner)
 
-        if over.rest is not None:
-            requests = over.rest.requests
-            left = [
-                rest_step
-                for rest_step in requests.steps
-                if (rest_step.eqn.outvars[0], rest_step.out) not in before
-            ]
-            turn(over.rest, left, before | self.read(requests, before, {}), {})
+            if over.rest is not None:
+                rest = over.rest.requests
+                left = [
+                    rest_step
+                    for rest_step in rest.steps
+                    if (rest_step.eqn.outvars[0], rest_step.out) not in before
+                ]
+                turn(over.rest, left, before | self.read(rest, before, ids), ids)
+
+        if self.online.beside == 1:
+            chunks({})
+            return
+
+        @loop(0, self.online.beside)
+        def _(beside):
+            chunks({BESIDE_NUMBER: _as(beside, np.int32)})
 
     def rise(self, run: ChunkRun, steps: Sequence[Step], values: dict, ids: dict) -> None:
         """A chunk of the first pass: the running maximum rises, and the sums so far are rescaled to it."""
@@ -231,7 +248,7 @@ class _OnlineBody:
         ctx = BodyContext(ids)
         starts = [
             span.start.const - outer.start.const
-            if not _runs(span)
+            if not is_of_chunk(span)
             else ctx.affine(span.start - outer.start, np.int32)
             for span, outer in zip(access, hull)
         ]
@@ -249,10 +266,6 @@ class _OnlineBody:
         }
 
 
-def _runs(span) -> bool:
-    return CHUNK_NUMBER in span.start.symbols
-
-
 def _moves(step: Step) -> bool:
     return any(moves(operand) for operand in (step.out, *step.pull.inputs) if operand is not None)
 
@@ -261,7 +274,7 @@ def _covers(hull: Access, access: Access) -> bool:
     """Does a block of an operand hold what chunks read of it?"""
 
     def covers(outer, span) -> bool:
-        if _runs(span):
+        if is_of_chunk(span):
             return outer.is_const and outer.start.const == 0
         low = span.start.const - outer.start.const
         return outer.start.terms == span.start.terms and low >= 0 and low + span.size <= outer.size

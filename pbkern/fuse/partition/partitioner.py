@@ -695,9 +695,10 @@ class Partitioner:
         return schedule if schedule.cost.seconds <= apart * self.limits.reshaped else None
 
     def fits_chain(self, cost: Cost) -> bool:
-        """Two contractions share a program only while what is between them, and their operands, stay in cache."""
+        """Two contractions share a program only while what is between them, and operands that they hold, stay in cache."""
         l2 = self.machine.near_bytes
-        return cost.scratch <= l2 and cost.working_set - cost.scratch <= 2 * l2
+        operands = cost.working_set - cost.scratch
+        return cost.scratch <= l2 and (cost.streams or operands <= 2 * l2)
 
     def record(
         self,

@@ -45,7 +45,15 @@ class Rematerialise(MergeLimits):
     slack: float = threshold(2.0, "modelled time afterwards, relative to before")
 
     def __call__(self, parts: Any, options: object) -> Any:
-        large = list(_stored(parts, self.cached_share))
+        stored = list(_stored(parts, self.cached_share))
+        makers, indices = _makers(parts), _made_of_indices(parts)
+        large = [
+            value
+            for value in stored
+            if _cone(value, makers, indices, self.recomputed_smaller) is not None
+        ]
+        # What is left beside them, such as results of products, is little memory where scores are large.
+        are_most = 2 * _bytes(large) >= _bytes(stored)
         for values in [large, *([single] for single in large if len(large) > 1)] if large else []:
             if not all(value in set(_stored(parts, self.cached_share)) for value in values):
                 continue
@@ -58,9 +66,10 @@ class Rematerialise(MergeLimits):
                     for candidate in parts.jaxpr.eqns
                     if any(var in values for var in candidate.outvars)
                 )
-                saved = sum(nbytes(value.aval) for value in values)
+                saved = _bytes(values)
                 # With only some of them gone, the program still needs the memory.
-                if after <= before * (self.slack if len(values) == len(large) else 1.0):
+                is_all = len(values) == len(large) and are_most
+                if after <= before * (self.slack if is_all else 1.0):
                     parts.edges.append(
                         Edge(eqn, True, "computed again by its readers", saved, before, after)
                     )
@@ -74,6 +83,10 @@ class Rematerialise(MergeLimits):
 
 def _seconds(parts) -> float:
     return sum(node.seconds for node in parts.nodes if node.kind == "group")
+
+
+def _bytes(values: Iterable) -> int:
+    return sum(nbytes(value.aval) for value in values)
 
 
 def _stored(parts, cached_share: float) -> Iterator:
@@ -109,13 +122,7 @@ class _State:
 
 def _rebuild(parts, values: set, times_smaller: int) -> bool:
     """Rebuilds every group that makes or reads `values` from small values; False if that is impossible."""
-    makers = {
-        var: eqn
-        for node in parts.nodes
-        if node.kind == "group"
-        for eqn in node.eqns
-        for var in eqn.outvars
-    }
+    makers = _makers(parts)
     indices = _made_of_indices(parts)
     cones: dict = {}
     for value in values:
@@ -151,6 +158,17 @@ def _rebuild(parts, values: set, times_smaller: int) -> bool:
         wanted.append((group, list(known.values()), outputs))
     wanted = [(n, eqns, _once(n, outputs, wanted)) for n, eqns, outputs in wanted]
     return _apply(parts, wanted)
+
+
+def _makers(parts) -> dict:
+    """Value -> the equation that computes it in a group."""
+    return {
+        var: eqn
+        for node in parts.nodes
+        if node.kind == "group"
+        for eqn in node.eqns
+        for var in eqn.outvars
+    }
 
 
 def _made_of_indices(parts) -> set:
@@ -219,7 +237,20 @@ _Group = tuple[list, list, Schedule]  # equations that the outputs need, outputs
 
 
 def _groups(parts, eqns: list, outputs: list) -> list[_Group]:
-    """Groups that make `outputs`: one, or as few as possible; [] if one of them cannot be a kernel."""
+    """Groups that make `outputs`: one, or as few as possible; [] if one of them cannot be a kernel.
+
+    Outputs without heavy equations, such as operands in another type, have a group of their own: readers of them would wait
+    for the others, and could not be joined with what makes these.
+    """
+    light = [
+        output
+        for output in outputs
+        if not any(is_heavy(eqn, parts.machine) for eqn in _needed(parts, eqns, [output]))
+    ]
+    if 0 < len(light) < len(outputs):
+        heavy = [output for output in outputs if output not in light]
+        parted = [_groups(parts, eqns, some) for some in (heavy, light)]
+        return [group for groups in parted for group in groups] if all(parted) else []
     together = _scheduled(parts, eqns, outputs)
     if together is not None:
         return [together]

@@ -270,9 +270,13 @@ def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
 
 
 def _in_registers(runs: Blocks, outputs: Sequence, sizes: Sizes) -> Blocks:
-    """Chunks so short that registers hold the scores of products by matrix instructions, or as short as can be."""
+    """Chunks so short that they fit where products by matrix instructions have them, or as short as can be.
+
+    Scores are in registers, other operands in memory beside a core.
+    """
+    limits = sizes.held_words, sizes.held_bytes
     while sizes.held_words and runs.online.run // 2 >= FEWEST_CHUNK_COLUMNS:
-        if runs.online.run > sizes.matrix_tiles[0] or not overflow(runs, sizes.held_words):
+        if runs.online.run > sizes.matrix_tiles[0] or not overflow(runs, *limits):
             break
         shorter = at(replace(runs.online, run=runs.online.run // 2), outputs)
         if shorter is None:

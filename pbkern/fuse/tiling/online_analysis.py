@@ -69,6 +69,8 @@ class Online:
       totals: equations of the second pass.
       again: equations that the totals' operands need, given m and the sums.
       after: equations from m, the sums and the totals to the group's results.
+      beside: elements of another dimension that all totals sum over, such as the heads of queries that share a key; taken
+        one by one. 1: there is none, or chunks hold all of it.
     """
 
     columns: int
@@ -80,6 +82,7 @@ class Online:
     totals: tuple
     again: tuple
     after: tuple
+    beside: int = 1
 
     @property
     def first(self) -> list:
@@ -104,10 +107,11 @@ class Online:
 
 def find(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | None:
     """The reductions of a group, given in program order, that can be taken in chunks; None without a contraction."""
-    chunk = CHUNK_COLUMNS
+    chunk, are_tiles = CHUNK_COLUMNS, False
     for eqn in eqns:
         if eqn.primitive.name == "dot_general" and are_matrices(eqn, sizes):
-            chunk = sizes.matrix_tiles[0]  # scores of a chunk stay in registers
+            # Scores of a chunk stay in registers.
+            chunk, are_tiles = sizes.matrix_tiles[0], True
     names = {eqn.primitive.name for eqn in eqns}
     if not _allowed.get() or "dot_general" not in names or names.isdisjoint(EXPONENTIALS):
         return None
@@ -131,17 +135,29 @@ def find(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | None:
             return chunked
     for root in eqns:
         if root.primitive.name == "dot_general":
-            for axis, totals in _totals(eqns, root.outvars[0]).items():
-                columns = root.outvars[0].aval.shape[axis]
+            by_axis = _totals(eqns, root.outvars[0])
+            for axis, totals in by_axis.items():
+                shape = root.outvars[0].aval.shape
+                columns = shape[axis]
+                beside = _beside(by_axis, axis, shape) if are_tiles else 1
                 chunked = columns >= 2 * chunk and _complete(
-                    eqns, outputs, columns, (None, "", (), ()), totals, chunk
+                    eqns, outputs, columns, (None, "", (), ()), totals, chunk, beside
                 )
                 if chunked and any(eqn.primitive.name in EXPONENTIALS for eqn in chunked.again):
                     return chunked
     return None
 
 
-def _complete(eqns, outputs, columns: int, first_pass: tuple, totals, chunk: int) -> Online | None:
+def _beside(sums: dict[int, list], axis: int, shape: Sequence[int]) -> int:
+    """Elements of the one dimension beside an axis that all its totals sum over; 1 if there is no such dimension."""
+    axes = [{other for other in sums if total in sums[other]} - {axis} for total in sums[axis]]
+    alike = all(other == axes[0] for other in axes) and len(axes[0]) == 1
+    return shape[next(iter(axes[0]))] if alike else 1
+
+
+def _complete(
+    eqns, outputs, columns: int, first_pass: tuple, totals, chunk: int, beside: int = 1
+) -> Online | None:
     """Adds the equations of the second pass, if any, and of the results. first_pass: (level, function, sums, before)."""
     level, _, sums, before = first_pass
     first = {eqn.outvars[0] for eqn in (level, *(summed for summed, _ in sums)) if eqn is not None}
@@ -156,7 +172,7 @@ def _complete(eqns, outputs, columns: int, first_pass: tuple, totals, chunk: int
     if not products or any(var in second for eqn in again for var in eqn.outvars):
         return None
     after = leading_to(eqns, set(outputs), first | second)
-    run = _run_of(columns, totals, chunk)
+    run = chunk if beside > 1 else _run_of(columns, totals, chunk)
     return Online(
         columns,
         run,
@@ -167,6 +183,7 @@ def _complete(eqns, outputs, columns: int, first_pass: tuple, totals, chunk: int
         tuple(totals),
         tuple(again),
         tuple(after),
+        beside,
     )
 
 

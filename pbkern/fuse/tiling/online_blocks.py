@@ -8,20 +8,25 @@ from dataclasses import replace
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
+from pbkern.core.jaxprs import atoms
 from pbkern.core.lazy_dataclass import dataclass
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import BlockRequests, Step, Unfusable, request, step_of, volume
 from pbkern.fuse.access.dimension_map import Places
 from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, is_whole
+from pbkern.fuse.cost.kinds import VIEWS, itemsize
 
 from .online_analysis import Online
 
 # The chunk's number: a symbol beside the grid axes that spans count in.
 CHUNK_NUMBER = 1 << 16
+# The element of the dimension beside that is summed as well.
+BESIDE_NUMBER = CHUNK_NUMBER + 1
 
 
 @dataclass(frozen=True)
 class ChunkRun:
-    """One chunk of a pass: what it reads and computes. Spans may count in CHUNK_NUMBER.
+    """One chunk of a pass: what it reads and computes. Spans may count in CHUNK_NUMBER and BESIDE_NUMBER.
 
     Attributes:
       requests: of the equations that the reductions' operands need.
@@ -75,7 +80,7 @@ class Blocks:
         )
         return dict.fromkeys(
             (value for value, access in read if access and moves(access)),
-            self.online.run / self.online.columns,
+            self.online.run / (self.online.columns * self.online.beside),
         )
 
     def repeated(self) -> set:
@@ -91,7 +96,12 @@ class Blocks:
 
 def moves(access: Access) -> bool:
     """Does a block move with the chunks?"""
-    return any(CHUNK_NUMBER in span.start.symbols for span in access)
+    return any(is_of_chunk(span) for span in access)
+
+
+def is_of_chunk(span: Span) -> bool:
+    """Is it another part of a dimension in every chunk?"""
+    return CHUNK_NUMBER in span.start.symbols or BESIDE_NUMBER in span.start.symbols
 
 
 def at(online: Online, outputs: Sequence[tuple[jex.Var, Access]]) -> Blocks | None:
@@ -117,7 +127,7 @@ def at(online: Online, outputs: Sequence[tuple[jex.Var, Access]]) -> Blocks | No
                     _check_aligned(level, online.places_of_level(), access, places)
     except (NeedsWhole, Unfusable):
         return None
-    left = {id(eqn) for eqn in online.after}
+    left = _summed(online.after)
     if any(
         id(step.eqn) in left and _has_rows(step.out, online.run)
         for chunk_pass in (first, second)
@@ -128,27 +138,59 @@ def at(online: Online, outputs: Sequence[tuple[jex.Var, Access]]) -> Blocks | No
     return Blocks(online, first, second, after)
 
 
-def overflow(blocks: Blocks, most_words: int) -> bool:
-    """Whether the sums of a pass and a chunk's scores are more words than registers hold.
+def _summed(eqns: Sequence) -> set[int]:
+    """ids of reductions, of products, and of what depends on one: other equations may be computed in chunks and again."""
+    ids: set[int] = set()
+    values: set = set()
+    for eqn in eqns:
+        name = eqn.primitive.name
+        reads = any(atom in values for atom in atoms(eqn))
+        if reads or not (name in ELEMENTWISE or name in VIEWS):
+            ids.add(id(eqn))
+            values.update(eqn.outvars)
+    return ids
+
+
+def overflow(blocks: Blocks, most_words: int, most_bytes: int) -> bool:
+    """Whether a chunk needs more words than registers hold, or its operands more bytes than memory beside a core has."""
+    passes = [chunk_pass for chunk_pass in (blocks.first, blocks.second) if chunk_pass is not None]
+    return any(
+        _words(chunk_pass) > most_words or _operand_bytes(chunk_pass) > most_bytes
+        for chunk_pass in passes
+    )
+
+
+def _words(chunk_pass: ChunkPass) -> int:
+    """Words of the sums of a pass and of a chunk's scores.
 
     Scores are there twice, as sums and as operands of half their size. Masks are tests of each score, one of each kind.
     """
-    for chunk_pass in (blocks.first, blocks.second):
-        if chunk_pass is None:
-            continue
-        sums = sum(volume(access) for access in chunk_pass.results)
-        steps = chunk_pass.full.requests.steps
-        scores = [
-            volume(x.out) for x in steps if x.eqn.primitive.name == "dot_general" and moves(x.out)
-        ]
-        masks = {
-            x.eqn.invars[0]: volume(x.out)
-            for x in steps
-            if x.eqn.primitive.name == "select_n" and moves(x.out)
-        }
-        if sums + 3 * sum(scores) // 2 + sum(masks.values()) // 2 > most_words:
-            return True
-    return False
+    sums = sum(volume(access) for access in chunk_pass.results)
+    steps = chunk_pass.full.requests.steps
+    scores = [
+        volume(x.out) for x in steps if x.eqn.primitive.name == "dot_general" and moves(x.out)
+    ]
+    masks = {
+        x.eqn.invars[0]: volume(x.out)
+        for x in steps
+        if x.eqn.primitive.name == "select_n" and moves(x.out)
+    }
+    return sums + 3 * sum(scores) // 2 + sum(masks.values()) // 2
+
+
+def _operand_bytes(chunk_pass: ChunkPass) -> int:
+    """Bytes of a chunk's operands of products, without scores; those of the next chunk are on their way meanwhile."""
+    steps = chunk_pass.full.steps()
+    summed = _summed([step.eqn for step in steps])
+    scores = {var for step in steps if id(step.eqn) in summed for var in step.eqn.outvars}
+    operands = {
+        (var, access)
+        for step in steps
+        if step.eqn.primitive.name == "dot_general"
+        for var, access in zip(step.eqn.invars, step.pull.inputs)
+        if access is not None and var not in scores
+    }
+    return sum((1 + moves(access)) * volume(access) * itemsize(var) for var, access in operands)
 
 
 def _has_rows(access: Access, columns: int) -> bool:
@@ -202,7 +244,8 @@ def _run(
 ) -> ChunkRun:
     """Reads and computations of one chunk."""
     products = [
-        _narrowed(sum_, access, columns, online.columns) for sum_, access in zip(sums, blocks)
+        _narrowed(sum_, access, columns, online.columns, online.beside)
+        for sum_, access in zip(sums, blocks)
     ]
     wanted = [
         (var, access)
@@ -228,8 +271,8 @@ def _run(
     return ChunkRun(replace(requests, inputs=read), tuple(products))
 
 
-def _narrowed(eqn, out: Access, columns: Span, total: int) -> Step:
-    """A reduction's step on some of `total` columns.
+def _narrowed(eqn, out: Access, columns: Span, total: int, beside: int = 1) -> Step:
+    """A reduction's step on some of `total` columns, and one element of a dimension beside them.
 
     Raises Unfusable if it does more than bind its operation.
     """
@@ -243,13 +286,16 @@ def _narrowed(eqn, out: Access, columns: Span, total: int) -> Step:
     if total not in extents:
         raise Unfusable("a reduction in runs is over other dimensions")
     long = extents.index(total)
+    places = {long: columns}
+    if beside > 1:
+        one = Span(Affine.symbol(BESIDE_NUMBER), 1)
+        places |= {n: one for n, extent in enumerate(extents) if n != long and extent > 1}
     inputs = []
     for dims, access, var in zip(over, pulled.inputs, eqn.invars):
         if not all(is_whole(access[dim], var.aval.shape[dim]) for dim in dims):
             raise Unfusable("a reduction in runs is in parts")
-        inputs.append(
-            tuple(columns if axis == dims[long] else span for axis, span in enumerate(access))
-        )
+        narrow = {dims[n]: span for n, span in places.items()}
+        inputs.append(tuple(narrow.get(axis, span) for axis, span in enumerate(access)))
     return Step(eqn, out, Pull(tuple(inputs), pulled.params))
 
 

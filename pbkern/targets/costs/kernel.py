@@ -61,6 +61,7 @@ def kernel_terms(
     priced = PricedSteps.of(requests, outputs, costs)
     stored, evaluated = priced.stored, priced.shares
     temporaries, sizes = 0, []  # bytes of stored values: all in all, and of each at a time
+    streams = any(price.streams for _, price in priced.steps)
     tests: set = set()
     for step, price in priced.steps:
         if price.of_tests and tests.issuperset(price.read):
@@ -83,8 +84,10 @@ def kernel_terms(
         done += operations
         needed += operations / max(factor, 1.0)  # of a value that is needed in part, that part
         if not stored.isdisjoint(step.eqn.outvars):
-            temporaries += price.block_bytes
-            sizes.append(int(price.block_bytes * parts.get(step.eqn.outvars[0], 1)))
+            part = parts.get(step.eqn.outvars[0], 1)
+            # Chunks between products that stream their operands stay in registers.
+            temporaries += 0 if streams and part < 1 else price.block_bytes
+            sizes.append(int(price.block_bytes * part))
     traffic = _traffic(requests, outputs, grid, machine, priced.tables)
     scratch = sum(sorted(sizes)[-LIVE_VALUES:])
     blocks = traffic.blocks - int(
@@ -95,7 +98,6 @@ def kernel_terms(
         )
     )
     working_set = blocks + scratch
-    streams = any(price.streams for _, price in priced.steps)
     # Where copies of blocks fit a core's part of near memory, what is stored between steps has the rest.
     is_near = traffic.has_halos and traffic.copied <= machine.l2_bytes and not streams
     near = costs.near_bytes if is_near else machine.l2_bytes

@@ -20,6 +20,7 @@ SIZES = Sizes(
     matrix_tiles=(),
     matrix_columns=(),
     held_words=0,
+    held_bytes=0,
     stage_bytes=1 << 18,
     far_row_bytes=1 << 12,
     short_row_bytes=1 << 14,

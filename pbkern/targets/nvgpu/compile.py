@@ -18,6 +18,9 @@ RESIDENT_THREADS = 512
 # many threads are resident, with 255 registers each. Source: what ptxas 13 takes for attention, its gradients and convolutions:
 # 80 fit 128 registers, 88 spill some.
 MANY_TILE_WORDS = 84
+# Registers of tiles from which on three quarters as many threads are resident, if blocks divide them, with 168 registers each.
+# Source: what ptxas 13 takes for a gradient of cross-entropy whose operand is computed: 72 spill one register of 128.
+SOME_TILE_WORDS = 70
 # Registers of a thread's sums of products under way, or of one array, from which on the same holds: they are alive all along,
 # beside 45 others.
 # Source: what ptxas 13 takes.
@@ -27,7 +30,10 @@ MANY_SUM_WORDS = 80
 def llvm_ir(function: ThreadFunction) -> str:
     """LLVM IR of a kernel. Raises InternalError."""
     many = function.tile_words > MANY_TILE_WORDS or function.sum_words > MANY_SUM_WORDS
-    resident = RESIDENT_THREADS // 2 if many else RESIDENT_THREADS
+    some = (
+        function.tile_words > SOME_TILE_WORDS and 3 * RESIDENT_THREADS // 4 % function.threads == 0
+    )
+    resident = RESIDENT_THREADS // 4 * (2 if many else 3 if some else 4)
     attributes = {
         "nvvm.kernel": "unit",
         "nvvm.reqntid": f"array<i32: {function.threads}>",

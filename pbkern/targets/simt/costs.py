@@ -54,10 +54,12 @@ THREAD_SIZES = replace(
 # The sums of 128 x 128 fill half of the registers of 256 threads; tiles below 64 read each operand
 # too often.
 # Registers of 128 threads hold 176 such words each, of 255, beside operands and places. Source: what ptxas 13 takes for
-# gradients of attention.
+# gradients of attention. Other operands have 80 KB of shared memory: each pass over chunks copies those that stay once more,
+# and devices give a block 99 KB and more.
 MATRIX_SIZES = replace(
     THREAD_SIZES,
     held_words=176 * 128,
+    held_bytes=80 << 10,
     matrix_types=frozenset(("bfloat16", "float16", "int8", "uint8")),
     matrix_tiles=(64, 128),
     matrix_columns=(64, 128),

@@ -107,8 +107,10 @@ class Tiling:
     def held_first(self, rows: int, depth: int) -> list[list[int]] | None:
         """Sums of one product as the first operand of the next: per step along the depth, which registers of the sums it takes.
 
-        None where lanes would have to exchange them.
+        None where lanes would have to exchange them, or the depth is no extent of sums.
         """
+        if not self.fits((rows, depth, self.instruction.shape[2])):
+            return None
         sums = self.sums(rows, depth)
         conversion = sums.converted(self.first(rows, depth))
         for name, vectors in conversion.inputs:

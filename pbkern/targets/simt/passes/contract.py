@@ -121,8 +121,14 @@ class ContractTiles:
                 loops.append((counter, trips))
             if size == 1:
                 nest = _without(nest, {dim: Affine()}, context)
-        rows = tuple(dim for dim in product.rows if dim in nest.dims)
-        statements = self.one_tile(replace(product, nest=nest, rows=rows), dict(loops), context)
+
+        def left(axis: Sequence[str]) -> tuple[str, ...]:
+            return tuple(dim for dim in axis if dim in nest.dims)
+
+        rows = left(product.rows)
+        orders = tuple((left(outer), left(inner)) for outer, inner in product.orders)
+        narrowed = replace(product, nest=nest, rows=rows, orders=orders)
+        statements = self.one_tile(narrowed, dict(loops), context)
         for counter, trips in reversed(loops):
             statements = statements and [For(counter, trips, tuple(statements))]
         return statements

@@ -142,14 +142,18 @@ def _sooner(stmts: Sequence[Stmt], residents: Residents) -> list[Stmt]:
 
 
 def _without_single_dims(nest: Nest, context: Context) -> Nest:
-    """The nest without dimensions of one point, where two others are left."""
+    """The nest without dimensions of one point, where two others are left, and one that is reduced if any is."""
+    keeps = all(nest.dims[dim] == 1 for dim in nest.rdims)
     single: dict[str, Affine] = {
-        dim: Affine() for dim, size in nest.dims.items() if size == 1 and dim not in nest.rdims
+        dim: Affine()
+        for dim, size in nest.dims.items()
+        if size == 1 and not (keeps and dim in nest.rdims)
     }
     if not single or nest.moves() or len(nest.dims) == len(single):
         return nest
     dims = {dim: size for dim, size in nest.dims.items() if dim not in single}
-    return renamed(nest, single, dims, context.pool)
+    rdims = tuple(dim for dim in nest.rdims if dim in dims)
+    return renamed(replace(nest, rdims=rdims), single, dims, context.pool)
 
 
 def _long(values: Sequence, buf: Buf) -> list:
