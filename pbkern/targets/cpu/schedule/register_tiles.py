@@ -458,7 +458,7 @@ def _tile_register(nest: Nest, sched: NestSchedule, core: Vectors) -> NestSchedu
     rows, apart = nest.dims[jam], rows_apart(nest, jam, sched.along)
     stored_apart = stored_rows_apart(nest, jam)
     fetched = FAR_ROW_CYCLES if _has_far_rows(nest, sched.along) else 0
-    evicted = EVICTED_STORE_CYCLES / math.prod(nest.dims[rdim] for rdim in nest.rdims)
+    evicted = EVICTED_STORE_CYCLES / max(math.prod(nest.dims[rdim] for rdim in nest.rdims), 1)
     operands, best = _operand_registers(nest, sched), None
     for unroll in range(1, min(4, vectors) + 1):
         for j in range(
