@@ -2,10 +2,11 @@
 
     python -m benchmarks.torch_models [--threads 1] [--seconds 10] [word ...]
     python -m benchmarks.torch_models --compile [word ...]
+    python -m benchmarks.torch_models --first-call [--rounds 2] [--write] [word ...]
 
 The first calls four models without gradients, at batch 1 and ordinary sizes, in turns. The second makes one step of training of
 every model and prints, graph by graph, the seconds to plan and to compile it. Set XDG_CACHE_HOME to an empty folder for true
-first calls; caches of torch.compile are off.
+first calls; caches of torch.compile are off. The third compares first calls with those of torch.compile.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import nn
 
 import pbkern
 
+from . import torch_first_calls
 from .torch_functions import measured
 
 
@@ -197,8 +199,16 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="seconds to compile every graph of a training step"
     )
+    parser.add_argument(
+        "--first-call", action="store_true", help="first calls beside torch.compile"
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="processes per first call")
+    parser.add_argument("--write", action="store_true", help="first calls into their document")
     parser.add_argument("words", nargs="*", help="only models with one of these words")
     options = parser.parse_args()
+    if options.first_call:
+        torch_first_calls.compare(options.words, options.rounds, options.write)
+        return
     torch.set_num_threads(options.threads)
     torch.compiler.config.force_disable_caches = True
     torch.manual_seed(0)

@@ -114,3 +114,10 @@ def test_chains_before_a_sum():
     want = (x.astype(np.float64) * np.tanh(np.log1p(np.exp(x.astype(np.float64))))).sum(1)
     got = pbkern.jit(lambda x: (x * jnp.tanh(jax.nn.softplus(x))).sum(1))(jnp.asarray(x))
     np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_groups_of_short_lived_values_have_twice_the_points():
+    points = [chain(name, SHORTEST_INTERLEAVED) for name in "abcdefgh"]
+    order = interleaved(points)
+    assert len(points) == 2 * MOST_INTERLEAVED
+    assert order[: len(points)] == [point[0] for point in points]

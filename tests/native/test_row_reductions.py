@@ -138,3 +138,59 @@ def test_few_columns_of_long_batches(name, columns):
     x[3, 200:, 0] = np.nan
     got = pbkern.jit(lambda x: getattr(x, name)(1))(x)
     np.testing.assert_allclose(got, getattr(x.astype(np.float64), name)(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("length", [31, 64, 96, 640, 2000])
+@pytest.mark.parametrize("result", ["float32", "bfloat16"])
+def test_bfloat16_of_two_vectors_is_taken_by_turns(result, length, rng):
+    """Sums, extremes and sums of squares of rows, with NaN."""
+    x = rng.standard_normal((9, length)).astype(jnp.bfloat16)
+    x[4, length // 2] = np.nan
+    wide = x.astype(np.float64)
+
+    def f(x):
+        y = x.astype(jnp.float32)
+        sums = y.sum(-1), (y * y).sum(-1)
+        return *(total.astype(result) for total in sums), x.max(-1), x.min(-1)
+
+    sums, squares, high, low = (np.asarray(got, np.float64) for got in pbkern.jit(f)(x))
+    step = float(jnp.finfo(result).eps)
+    for got, terms in ((sums, wide), (squares, wide**2)):
+        bound = step * np.abs(terms.sum(-1)) + 2.0**-17 * np.abs(terms).sum(-1) + 1e-37
+        wrong = np.abs(got - terms.sum(-1)) > bound
+        assert not wrong.any(), np.abs(got - terms.sum(-1)) / bound
+    np.testing.assert_array_equal(high, wide.max(-1))
+    np.testing.assert_array_equal(low, wide.min(-1))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+@pytest.mark.parametrize("shape", [(60, 200, 150), (7, 5, 33), (3, 4, 200)])
+def test_rows_in_parts_of_larger_rows(shape, reduce, rng):
+    """Sums over the first and the last axis: an accumulator for each row of the middle one."""
+    x = rng.standard_normal(shape).astype(np.float32)
+    got = pbkern.jit(lambda x: getattr(x, reduce)((0, 2)))(x)
+    want = getattr(x.astype(np.float64), reduce)((0, 2))
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=2e-6 * np.sqrt(shape[0] * shape[2]))
+
+
+def test_powers_are_rounded_with_a_sum(rng):
+    """A cube less twice the number, and equal powers, whose difference stays zero."""
+    x = np.abs(rng.standard_normal(1000)).astype(np.float32) + 2
+    wide = x.astype(np.float64)
+    f = lambda x, y: (x**3 - 2 * x, x**2 + y, 2 * x + y, x**2 - y**2, x**3 - y**3)
+    cube, square, double, *zeros = pbkern.jit(f)(x, x.copy())
+    for got, want in ((cube, wide**3 - 2 * wide), (square, wide**2 + wide), (double, 3 * wide)):
+        np.testing.assert_allclose(got, want, rtol=3e-7)
+    assert all((np.asarray(zero) == 0).all() for zero in zeros)
+
+
+def test_factors_of_few_channels_are_computed_once(rng):
+    """The root of each channel's variance is stored, not computed for each of its pixels."""
+    x = rng.standard_normal((500, 32)).astype(np.float32)
+    f = pbkern.jit(lambda x: x / jnp.sqrt((x * x).mean(0) + 1e-5))
+    want = x / np.sqrt((x.astype(np.float64) ** 2).mean(0) + 1e-5)
+    np.testing.assert_allclose(f(x), want, rtol=1e-5, atol=1e-6)
+    divisions = [line for line in f.as_text(x, stage="nests").splitlines() if "sqrt" in line]
+    assert len(divisions) == 1
+    assert "%t" in divisions[0].split("=")[0]

@@ -6,8 +6,17 @@ from .ir import Const, Expr, Op
 
 
 def may_cancel(expr: Op) -> bool:
-    """A difference of scaled numbers, such as pixels / 255: equal ones cancel only if both products are rounded."""
-    return expr.info.primitive == "sub" and all(map(_is_scaled, expr.args))
+    """A difference of scaled numbers, such as pixels / 255, or of powers: equal ones cancel only if both are rounded."""
+    if expr.info.primitive != "sub":
+        return False
+    return all(map(_is_scaled, expr.args)) or all(map(_is_power, expr.args))
+
+
+def _is_power(expr: Expr) -> bool:
+    """A number times itself, also one that several sums read and that is rounded for them."""
+    while isinstance(expr, Op) and expr.info.primitive == "reduce_precision":
+        (expr,) = expr.args
+    return isinstance(expr, Op) and expr.info.primitive in ("square", "integer_pow")
 
 
 def _is_scaled(expr: Expr) -> bool:

@@ -50,6 +50,9 @@ class NestWalk:
         default_factory=list
     )  # of ordered reductions in runs: accumulators of the runs before
     transposed_rows: int = 0  # points of the transposed dimension in the current step
+    # vectors of the current step whose elements are taken by turns, two and two
+    # (targets/cpu/emit/reductions/halves.py)
+    halves: int = 0
 
     @cached_property
     def moves(self) -> bool:

@@ -6,6 +6,7 @@ Values are shared between points of a register tile through the addresses they r
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,6 +47,7 @@ class ExpressionValues:
         self.loader = Loader(places, promoted, strided, self.value)
         self.functions = MathFunctions(kernel)
         self.text.call_rare = self.functions.call_rare
+        self.squares: dict[Expr, Expr] = {}  # of cubes that are computed with a sum
 
     def value(
         self,
@@ -135,14 +137,21 @@ class ExpressionValues:
     ) -> Ssa:
         """An operation on the values of its operands. live: lanes of elements that exist, where that matters."""
         product = self._contracted(walk, expr)
-        atoms = expr.args if product is None else (*expr.args[product].args, expr.args[1 - product])
-        args = [value(atom) for atom in atoms]
+        if product is None:
+            args = [value(arg) for arg in expr.args]
+        else:
+            factor = expr.args[product]
+            assert isinstance(factor, Op)
+            args = [*self._factors(factor, value), value(expr.args[1 - product])]
         lanes = max([lanes, *(arg.lanes for arg in args)])
         b = self.text.builder(block, lanes)
         args = [b.broadcast(arg, lanes) for arg in args]
         if product is None:
             b = b.strict() if may_cancel(expr) else b
             b = b if live is None else b.of_lanes(live)
+            doubled = _doubled(expr)
+            if doubled is not None:
+                return b.add(args[doubled], args[doubled])
             return self.functions.emit(b, expr, args)
         x, y, z = args
         if expr.info.primitive == "sub":
@@ -158,16 +167,30 @@ class ExpressionValues:
         sums = expr.info.primitive in ("add", "add_any", "sub") and not may_cancel(expr)
         if not self.text.contract or not sums or expr.dtype not in FUSED:
             return None
+        products: list[int] = []
         for k, arg in enumerate(expr.args):
-            if isinstance(arg, Op) and arg.info.primitive == "mul" and arg.dtype == expr.dtype:
+            if _is_product(arg) and arg.dtype == expr.dtype:
                 here = (
                     arg.symbols if walk.sched.vector is None else walk.sched.vector in arg.symbols
                 )
                 if here or any(
                     isinstance(factor, Accumulator) for factor in arg.args
                 ):  # sums are multiplied where they end
-                    return k
-        return None
+                    products.append(k)
+        # Of two, the one that an addition does not make as well.
+        return min(products, key=lambda k: _doubled(expr.args[k]) is not None, default=None)
+
+    def _factors(self, product: Op, value: Callable[[Expr], Ssa]) -> tuple[Ssa, Ssa]:
+        """Two values whose product it is: of a cube, the number and its square."""
+        x, *rest = product.args
+        if rest:
+            return value(x), value(rest[0])
+        if product.info.primitive == "integer_pow" and product.info.params["y"] == 3:
+            if product not in self.squares:
+                info = replace(product.info, params={**product.info.params, "y": 2})
+                self.squares[product] = self.loader.pool.op(product.dtype, info, (x,))
+            return value(x), value(self.squares[product])
+        return value(x), value(x)
 
     def _moved(self, walk: NestWalk, block: Block, expr: Shifted, point: Point, lanes: int) -> Ssa:
         """The operand's value at another place, of the whole vectors around it."""
@@ -178,6 +201,24 @@ class ExpressionValues:
         low, high = halves
         lane = (point.get(walk.sched.along, 0) + dict(expr.moves).get(walk.sched.along, 0)) % lanes
         return self.text.builder(block, lanes).shuffle(low, high, range(lane, lane + lanes))
+
+
+def _is_product(expr: Expr) -> bool:
+    """Whether a multiplication makes the value."""
+    if not isinstance(expr, Op):
+        return False
+    name = expr.info.primitive
+    return name in ("mul", "square") or (name == "integer_pow" and expr.info.params["y"] in (2, 3))
+
+
+def _doubled(expr: Expr) -> int | None:
+    """Which operand of a product an addition doubles, if the other one is 2: some cores add beside multiplications."""
+    if not isinstance(expr, Op) or expr.info.primitive != "mul" or expr.dtype not in FUSED:
+        return None
+    for k, arg in enumerate(expr.args):
+        if isinstance(arg, Const) and arg.value == 2:
+            return 1 - k
+    return None
 
 
 def memo_key(key: tuple, lanes: int, tail: Tail | None = None) -> tuple:

@@ -79,6 +79,10 @@ class Loader:
         )
         if key in block.memo and buf.root not in walk.written:
             return block.memo[key]
+        if self._is_half(walk, expr, point, lanes):
+            loaded = self._load_half(walk, block, expr, point, lanes)
+            block.memo[key] = loaded
+            return loaded
         if lanes and not guard and is_strided(buf, index, walk.sched.vector):
             loaded = self.strided.load(walk, block, buf, flat, key[4], tail, lanes)
         else:
@@ -86,6 +90,34 @@ class Loader:
         loaded = b.from_storage(loaded, buf.dtype)
         block.memo[key] = loaded
         return loaded
+
+    def _is_half(self, walk: NestWalk, expr: Load, point: Point, lanes: int) -> bool:
+        """Whether the vector shares words with the next or the last one of its step."""
+        vector = walk.sched.along
+        if not lanes or not walk.halves or vector not in expr.symbols:
+            return False
+        return point[vector] // lanes ^ 1 < walk.halves
+
+    def _load_half(self, walk: NestWalk, block: Block, expr: Load, point: Point, lanes: int) -> Ssa:
+        """Every other element of two vectors of bfloat16, from the first or the second on, as float32."""
+        buf, index, vector = expr.buf, expr.index, walk.sched.along
+        number = point[vector] // lanes
+        first = {**point, vector: (number & ~1) * lanes}
+        _, address = self.places.address(block, buf, index, first)
+        key = ("words", buf.root.name, address, lanes)
+        b = self.text.builder(block, lanes)
+        if key not in block.memo:
+            if buf.root in prefetched_by(walk.nest) and self._leads(walk, buf, index):
+                self._fetch(walk, block, buf, index, first)
+            whole = self.text.load_vector(
+                block, (buf.root.name, address), memref(buf), "bf16", 2 * lanes, None
+            )
+            types = f"{whole.type} to {mlir_type('i32', lanes)}"
+            words = self.text.put(block, "vector.bitcast", (whole.name,), types)
+            block.memo[key] = Ssa(words, "i32", lanes)
+        words = block.memo[key]
+        high = b.and_(words, b.c(-(1 << 16), "i32")) if number & 1 else b.shl(words, b.c(16, "i32"))
+        return b.bitcast(high, "f32")
 
     def _load_transposed(
         self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, tail, lanes: int

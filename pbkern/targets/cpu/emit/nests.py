@@ -41,6 +41,7 @@ from .interleaved_loads import StridedAccesses
 from .interleaved_rows import InterleavedRows
 from .promoted_loops import PromotedLoops
 from .reductions.accumulators import Reducer
+from .reductions.halves import takes_halves
 from .reductions.horizontal import HorizontalReductions
 from .stores import Stores
 from .tile_products import TileProducts, is_tile_product
@@ -371,6 +372,7 @@ class CpuNestEmitter:
                 used = [k * vectors + vec for k in range(len(points)) for vec in range(count)]
                 mine = [accs[t * width + j] for t in used for j in range(width)]
                 walk.runs = runs_of_loads(nest, vector, tile)
+                walk.halves = count if by_turns and tail is None else 0
                 new = self.reducer.accumulate(
                     walk,
                     body,
@@ -384,7 +386,13 @@ class CpuNestEmitter:
                 accs = list(accs)
                 for n, slot in enumerate(used):
                     accs[slot * width : (slot + 1) * width] = new[n * width : (n + 1) * width]
+            walk.halves = 0
             return accs
 
+        by_turns = (
+            self.promoted.buffers is None
+            and walk.sched.transpose is None
+            and takes_halves(nest, vector)
+        )
         terms = walk.terms * -(-nest.dims[vector] // (lanes * vectors))
         return self._loops(walk, block, scalar_rdims, terms, sweep, accs)

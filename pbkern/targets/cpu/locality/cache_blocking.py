@@ -146,6 +146,8 @@ def _streamed_rows(nest: Nest, schedule: NestSchedule, limits: BlockForCaches) -
     row_dim, fewest = live[0], 2 if vector in nest.rdims else 4 * ROWS_AT_ONCE
     if vector is None or schedule.transpose or nest.dims[row_dim] < fewest:
         return None
+    if vector in nest.rdims and schedule.jam and schedule.unroll == 1:
+        return None  # the accumulators of all rows are in registers, and rows are read in turns
     if any(
         reduction.op not in JOINS or is_matrix_product(nest, reduction)
         for reduction in nest.reductions

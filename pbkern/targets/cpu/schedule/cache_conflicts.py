@@ -1,4 +1,4 @@
-"""Rows of an operand that are a multiple of a large power of two apart: they fall into few sets of the first cache."""
+"""Rows of an operand or a result a multiple of a large power of two apart, which fall into few sets of the first cache."""
 
 from __future__ import annotations
 
@@ -15,3 +15,12 @@ def rows_apart(nest: Nest, dim: str, vector: str) -> int:
         if isinstance(arg, Load) and vector not in arg.symbols
     ]
     return next(iter(steps), 0)
+
+
+def stored_rows_apart(nest: Nest, dim: str) -> int:
+    """Bytes between neighbours along `dim` of the results; 0 where they are not known."""
+    steps = [
+        flat_coefficient(store.buf, store.index, dim) * store.buf.dtype.itemsize
+        for store in nest.stores
+    ]
+    return max(map(abs, steps), default=0)

@@ -13,13 +13,15 @@ from dataclasses import replace
 
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Gather, Load, Nest, Op, Shifted, nodes
+from pbkern.lower.nest.reductions import per_accumulator
 from pbkern.targets.costs.caches import fit
 from pbkern.targets.cpu.machines.machine import WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 
-from .cache_conflicts import rows_apart
+from .cache_conflicts import rows_apart, stored_rows_apart
 from .interleaved_access import joint_stores
 from .nest_schedule import OPERAND_REGISTERS, NestSchedule, overwritten_by
+from .prefetch import is_far
 from .register_transpose import transposed_dim
 from .short_rows import batched_rows
 from .vector_dimension import is_long_point, register_bits, score
@@ -37,6 +39,15 @@ FEW_ROWS = 16
 # Most vectors that a sum over few rows keeps: other operands in memory need registers as well, and
 # rows are read side by side.
 FEW_COLUMN_VECTORS = 8
+# Points in a step of chains whose operations wait for one another. Measured on Zen 4, ten steps of Newton's method: 0.85
+# ms with 4 points, 0.70 with 8; of an iterated polynomial 0.57 and 0.53.
+SERIAL_POINTS = 8
+# Operations above one another from which a point is such a chain: points of shorter ones are under way together anyway.
+SERIAL_HEIGHT = 32
+# Most vector operations of such a chain for each of its height. Source: not recorded.
+SERIAL_WORK = 3.0
+# Nodes of straight-line code per loop body of such chains.
+MAX_SERIAL_NODES = 900
 # Vector operations of a point beyond which two points, and beyond twice as many one, are enough in
 # a step.
 LONG_CHAIN_OPERATIONS = 150.0
@@ -55,12 +66,20 @@ MOST_TILE_SIDE = 6
 LONG_WAIT = 64
 # Multiply-adds that are under way at once; two begin in a cycle. Source: not recorded.
 PRODUCTS_UNDER_WAY = 8
+# Cycles that a reduction step waits for an element of a far row. Measured on Zen 4, 64 x 256 by 8000 x 256: 3.0 ms with
+# tiles of 6 rows and 64 columns, 4.2 with 14 rows and 32 columns, which read the 8000 rows twice.
+FAR_ROW_CYCLES = 0.1
+# Cycles of a store whose line leaves the first cache for those of the tile's other rows. Measured on Zen 4, float32 results
+# of 2,048 columns: 10 more cycles than with 2,080.
+EVICTED_STORE_CYCLES = 10
 # Cycles that a step of a loop costs beside its multiply-adds. Source: not recorded.
 STEP_CYCLES = 0.35
 # Cycles of adding up a vector's lanes by itself. Source: not recorded.
 LANE_SUM_CYCLES = 10
 # Cycles of adding up a vector's lanes together with those of other rows. Source: not recorded.
 JOINT_LANE_SUM_CYCLES = 3
+# Accumulators of the fewest rows that are added up in turns: fewer wait for one another.
+FEWEST_ROWS = 4
 # Vectors of a row that several rows at a time are added up of, at most.
 FEW_VECTORS = 8
 # Additions of products to one accumulator in a row, where accumulators are few
@@ -258,8 +277,22 @@ def _points_in_turn(nest: Nest) -> int:
     ops = [node.info.primitive for node in nest.nodes() if isinstance(node, Op)]
     if BRANCHING.intersection(ops):
         return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
+    if _is_serial(nest):
+        return SERIAL_POINTS
     work = sum(COST[primitive] for primitive in ops)
     return 4 if work < LONG_CHAIN_OPERATIONS else 2 if work < 2 * LONG_CHAIN_OPERATIONS else 1
+
+
+def _is_serial(nest: Nest) -> bool:
+    """Whether points are long chains of operations that wait for one another."""
+    ops = [node.info.primitive for node in nest.nodes() if isinstance(node, Op)]
+    height = max((store.value.height for store in nest.stores), default=0)
+    return (
+        height >= SERIAL_HEIGHT
+        and not nest.rdims
+        and not BRANCHING.intersection(ops)
+        and sum(COST[primitive] for primitive in ops) <= SERIAL_WORK * height
+    )
 
 
 def _halo(nest: Nest, dim: str) -> int:
@@ -314,10 +347,37 @@ def _tile_horizontal(nest: Nest, sched: NestSchedule) -> NestSchedule:
         for row in rows
         if any(row not in load.symbols and sched.vector in load.symbols for load in nest.loads())
     ]
+    near = _rows_in_registers(nest, sched, rows)
+    if near is not None:
+        jam = {near: nest.dims[near]} if nest.dims[near] > 1 else {}
+        return replace(sched, jam=jam, unroll=1)
     if shared and any(reduction.is_plain_product for reduction in nest.reductions):
         jam = {shared[-1]: min(4, nest.dims[shared[-1]])}
         return _tile_both_sides(nest, replace(sched, jam=jam, unroll=min(4, vectors)))
     return replace(sched, unroll=unroll)
+
+
+def _rows_in_registers(nest: Nest, sched: NestSchedule, rows: list[str]) -> str | None:
+    """The dimension of a few sums of rows that memory has in turns, as parts of larger rows: an accumulator for each.
+
+        a[row, i, :] for all rows, then a[row, i + 1, :] ..     ->     a[row, i, :] and a[row, i + 1, :], then the next row
+
+    What is read follows one another, and lanes are added up once.
+    """
+    far = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1 and rdim != sched.vector]
+    if len(rows) != 1 or not far or nest.ordered:
+        return None
+    (row,) = rows
+    points = nest.dims[row] * len(per_accumulator(nest.reductions, bool))
+    inside = [
+        abs(flat_coefficient(load.buf, load.index, row))
+        < min(abs(flat_coefficient(load.buf, load.index, rdim)) for rdim in far)
+        for load in nest.loads()
+        if isinstance(load, Load) and sched.vector in load.symbols
+    ]
+    if not inside or not all(inside) or is_long_point(nest):
+        return None
+    return row if FEWEST_ROWS <= points <= sched.registers // 4 else None
 
 
 def _batch_rows(nest: Nest, sched: NestSchedule, full: int) -> NestSchedule:
@@ -399,20 +459,26 @@ def _tile_register(nest: Nest, sched: NestSchedule, core: Vectors) -> NestSchedu
         unroll = min(most, vectors, room)
         return _jam_chains(nest, replace(sched, unroll=unroll), room // unroll)
     rows, apart = nest.dims[jam], rows_apart(nest, jam, sched.along)
+    stored_apart = stored_rows_apart(nest, jam)
+    fetched = FAR_ROW_CYCLES if _has_far_rows(nest, sched.along) else 0
+    evicted = EVICTED_STORE_CYCLES / max(math.prod(nest.dims[rdim] for rdim in nest.rdims), 1)
     operands = _operand_registers(nest, sched)
 
-    def cycles(tile: tuple[int, int]) -> float:
-        j, unroll = tile
+    def step(height: int, width: int) -> float:
+        is_evicted = not fit(height + 1, stored_apart, core)
+        return (
+            _step_cycles(height, width, fit(height, apart, core))
+            + height * fetched
+            + (height * width * evicted if is_evicted else 0)
+        )
+
+    def cycles(j: int, unroll: int) -> float:
         return _tiled(
-            rows,
-            j,
-            lambda height: _tiled(
-                vectors, unroll, lambda width: _step_cycles(height, width, fit(height, apart, core))
-            ),
+            rows, j, lambda height: _tiled(vectors, unroll, lambda width: step(height, width))
         )
 
     tiles = {
-        (j, unroll): cycles((j, unroll))
+        (j, unroll): cycles(j, unroll)
         for unroll in range(1, min(4, vectors) + 1)
         for j in range(1, min(room // unroll, (sched.registers - operands) // unroll - 1, rows) + 1)
     }
@@ -425,6 +491,15 @@ def _tile_register(nest: Nest, sched: NestSchedule, core: Vectors) -> NestSchedu
     cost = tiles[j, unroll]
     sched = replace(sched, unroll=unroll, jam={jam: j} if j > 1 else {})
     return _jam_second(nest, sched, jam, cost, room) if j == rows else sched
+
+
+def _has_far_rows(nest: Nest, vector: str) -> bool:
+    """Whether the operand that lanes share comes from afar, again for each of the tile's columns."""
+    return any(
+        isinstance(arg, Load) and vector not in arg.symbols and is_far(arg.buf)
+        for reduction in nest.reductions
+        for arg in reduction.args
+    )
 
 
 def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> NestSchedule:
@@ -565,6 +640,8 @@ def _capped(nest: Nest, sched: NestSchedule) -> NestSchedule:
     limit = (
         MAX_TILE_NODES
         if any(reduction.is_product for reduction in nest.reductions)
+        else MAX_SERIAL_NODES
+        if _is_serial(nest)
         else MAX_POINT_NODES
     )
     while math.prod(sched.jam.values()) * sched.unroll * nodes > limit:

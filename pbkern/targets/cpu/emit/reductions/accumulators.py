@@ -6,7 +6,7 @@ from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest import reductions
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Expr, Load, Reduction
+from pbkern.lower.nest.ir import Expr, Load, Nest, Reduction
 from pbkern.lower.nest.reductions import identities, is_rounded_sum, per_accumulator
 from pbkern.targets.cpu.emit.addressing import Addressing, NestWalk, Point, Tail
 from pbkern.targets.cpu.emit.expressions import ExpressionValues
@@ -28,6 +28,9 @@ LONGEST_CHAIN = 8
 # Most additions to one accumulator in a row, of long points: a new run costs them the registers
 # that hold their constants.
 LONGEST_CHAIN_OF_LONG_POINTS = 64
+# Most additions to one accumulator in a row, of sums that are stored in 16 bits: they lose less than 2**-17 of what the
+# terms add up to, and rounding the result at least 2**-12.
+LONGEST_CHAIN_OF_NARROW_RESULTS = 64
 # Most additions to one accumulator in a row, of products whose accumulators fill more than half of
 # the registers: a new run costs them memory for accumulators.
 LONGEST_CHAIN_OF_PRODUCTS = 640
@@ -249,12 +252,19 @@ class Reducer:
         if any(reduction.is_product for reduction in walk.nest.reductions):
             many = 2 * walk.sched.tile * len(walk.nest.reductions) > walk.sched.registers
             return LONGEST_CHAIN_OF_PRODUCTS if many else LONGEST_CHAIN_OF_FEW_PRODUCTS
-        return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(walk.nest) else LONGEST_CHAIN
+        if is_long_point(walk.nest):
+            return LONGEST_CHAIN_OF_LONG_POINTS
+        return LONGEST_CHAIN_OF_NARROW_RESULTS if _is_stored_narrow(walk.nest) else LONGEST_CHAIN
 
     def is_exact(self, walk: NestWalk, additions: int) -> bool:
         """Whether sums along vectors, of so many additions to each lane, keep what rounding loses."""
         along = walk.sched.vector in walk.nest.rdims and not walk.sched.straight
-        return along and additions > LONG_ROW and self._longest_chain(walk) > 0
+        return (
+            along
+            and not _is_stored_narrow(walk.nest)
+            and additions > LONG_ROW
+            and self._longest_chain(walk) > 0
+        )
 
     def _restarted(self, walk: NestWalk, block: Block, accs: list[Ssa]) -> list[Ssa]:
         """Accumulators of floating-point sums at zero, the others as they are."""
@@ -326,6 +336,14 @@ class Reducer:
             and reduction.dtype.kind != "b"
             and all(map(zero, reduction.args))
         )
+
+
+def _is_stored_narrow(nest: Nest) -> bool:
+    """Whether all results of a nest are stored as floats of 16 bits."""
+    return all(
+        store.value.dtype.itemsize == 2 and store.value.dtype.kind not in "iub"
+        for store in nest.stores
+    )
 
 
 def _run_length(trips: int, terms: int, limit: int) -> int:
