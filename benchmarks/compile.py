@@ -313,7 +313,7 @@ def note() -> str:
     model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
     return (
         "Written by `python -m benchmarks.compile --write`. Processor seconds of first calls, each the least of two "
-        "processes of their own that have compiled a sum before (the start), from bytecode: `cold` with an empty store on disk, "
+        "processes of their own that have compiled a sum before (the start), from bytecode: `cold` with an empty store, "
         "`warm` in the process after that, `jax.jit` without a store; each "
         f"of them traces, for the seconds of `trace`. {model[1] if model else 'Unknown processor'}, {os.cpu_count()} cores. "
         "Growth is the slope of log(seconds) over log(operations) between the two largest functions of a family: 1 is linear."

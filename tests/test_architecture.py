@@ -238,6 +238,8 @@ INVENTED = {
     "FILE.py",
     "c.py",
     "prog.py",
+    "kernels.py",
+    "net.py",
 }
 
 
