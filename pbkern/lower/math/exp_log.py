@@ -463,25 +463,41 @@ def fmod(b: Builder, x: Ssa, y: Ssa) -> Ssa:
 
     With q = trunc(r / y) rounded to a float, r - q y is a float again: r loses one mantissa of size
     per step, exactly. One step nearly always suffices; the loop covers the largest quotient.
+
+    Small divisors are scaled: beside them r - q y, which may be a little below zero, can be too small for a normal number,
+    and a processor that flushes those to zero would lose it.
     """
     b, fmt = b.strict(), FORMATS[x.el]
     el = x.el
     ax, ay, zero = b.abs(x), b.abs(y), b.c(0, x.el)
+    smallest, scale = 2.0 ** (fmt.mantissa + 4 - fmt.bias), 2.0 ** (2 * fmt.mantissa)
 
-    def step(b: Builder, r: Ssa, ay: Ssa) -> Ssa:
-        divisor, far = ay, b.c(2.0 ** (fmt.bias - 27), el)
-        for _ in range(2):  # multiples of y that keep the quotient finite
+    def step(b: Builder, r: Ssa, modulus: Ssa) -> Ssa:
+        divisor, far = modulus, b.c(2.0 ** (fmt.bias - 27), el)
+        for _ in range(2):  # multiples that keep the quotient finite
             multiple = b.mul(divisor, far)
             divisor = b.select(b.cmp("gt", b.abs(r), multiple), multiple, divisor)
         return b.fma(b.neg(b.trunc(b.div(r, divisor))), divisor, r)
 
+    def reduced(b: Builder, r: Ssa, modulus: Ssa, bits: int) -> Ssa:
+        """r modulo `modulus`, not below zero; their quotient has so many bits."""
+        steps = bits // fmt.mantissa + 3
+        r = b.repeat(steps, r, lambda b, r: step(b, r, modulus))
+        return b.select(b.cmp("lt", r, b.c(0, el)), b.add(r, modulus), r)
+
+    def slow(b: Builder, ax: Ssa, ay: Ssa) -> Ssa:
+        is_small, one = b.cmp("lt", ay, b.c(smallest, el)), b.c(1, el)
+        up = b.select(is_small, b.c(scale, el), one)
+        down = b.select(is_small, b.c(1 / scale, el), one)
+        modulus = b.mul(ay, up)
+        near = reduced(b, ax, modulus, 2 * fmt.bias + fmt.mantissa)
+        return b.mul(reduced(b, b.mul(near, up), modulus, 2 * fmt.mantissa), down)
+
     first = b.fma(b.neg(b.trunc(b.div(ax, ay))), ay, ax)
-    steps = (2 * fmt.bias + fmt.mantissa) // fmt.mantissa + 3
     # an infinite quotient makes NaN, hence "not less"
     left = b.not_(b.cmp("lt", b.abs(first), ay))
-    remainder = b.rare(
-        left, first, lambda b, ax, ay: b.repeat(steps, ax, lambda b, r: step(b, r, ay)), ax, ay
-    )
+    left = b.or_(left, b.cmp("lt", ay, b.c(smallest, el)))
+    remainder = b.rare(left, first, slow, ax, ay)
     remainder = b.select(b.cmp("lt", remainder, zero), b.add(remainder, ay), remainder)
     fits = b.and_(b.cmp("lt", ax, ay), b.cmp("ord", x, y))
     return b.select(fits, x, b.copysign(remainder, x))

@@ -415,11 +415,19 @@ class Builder:
         operations: list[Operation] = []
         prefix, names = f"%region{next(_REGIONS)}_", itertools.count()
 
-        def emit(*parts, **regions) -> str:
-            op = Operation(*parts, **regions)
-            op.result = f"{prefix}{next(names)}"
-            operations.append(op)
-            return op.result
+        def emit(
+            name: str,
+            operands: tuple[str, ...] = (),
+            types: str = "",
+            syntax: str | None = None,
+            regions: tuple[Region, ...] = (),
+            arguments: tuple[str, ...] = (),
+        ) -> str:
+            result = f"{prefix}{next(names)}"
+            operations.append(
+                Operation(name, operands, types, syntax, regions, result, 0, arguments)
+            )
+            return result
 
         inner = self.with_emit(emit)
         inner.wrong = None
