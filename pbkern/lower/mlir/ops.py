@@ -14,7 +14,7 @@ would not, and people keep bytes in such arrays.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 
 import ml_dtypes
@@ -39,8 +39,6 @@ from .operation import Emit, Operation, Region, for_syntax
 from .range_reports import RangeReport
 from .value import Ssa
 
-_REGIONS = itertools.count()  # names in nested regions must differ from every name outside
-
 
 @dataclass
 class KnownValues:
@@ -49,11 +47,13 @@ class KnownValues:
     numbers: of constants.
     narrow: the 16-bit float that a wider value equals.
     divisors: integers that are not zero, or have been reported.
+    regions: numbers for nested regions, whose names must differ from every name outside.
     """
 
     numbers: dict[str, float] = field(default_factory=dict)
     narrow: dict[str, Ssa] = field(default_factory=dict)
     divisors: set[str] = field(default_factory=set)
+    regions: Iterator[int] = field(default_factory=itertools.count)
 
 
 FLOAT_PREDICATES = {
@@ -413,7 +413,7 @@ class Builder:
     def _region(self) -> tuple[list[Operation], Builder]:
         """Operations of a nested region and the builder that fills them; constants still go to the top."""
         operations: list[Operation] = []
-        prefix, names = f"%region{next(_REGIONS)}_", itertools.count()
+        prefix, names = f"%region{next(self.known.regions)}_", itertools.count()
 
         def emit(
             name: str,
