@@ -19,8 +19,14 @@ from tests.native import test_bodies, test_product_orientations
 from .simulated import ON_DEVICE, gpu
 
 NATIVE = pathlib.Path(__file__).parents[1] / "native"
-# Modules about the CPU's code generator and its threads.
-OWN = {"test_beside_tensorflow", "test_compile_units", "test_merge_functions", "test_threads"}
+# Modules about the CPU's code generator, its threads and its tiles.
+OWN = {
+    "test_beside_tensorflow",
+    "test_compile_units",
+    "test_merge_functions",
+    "test_threads",
+    "test_tile_products",
+}
 LOOKS_INTO_CODE = {"lowered", "as_text", "compile_program", "LowerOptions", "kernel_nests"}
 FIXTURES = {
     "rng": lambda mp: np.random.default_rng(5),

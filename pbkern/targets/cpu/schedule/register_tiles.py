@@ -90,6 +90,9 @@ CLEARLY_LESS = 0.9
 # Estimate of a tile relative to the least one, up to which the tile with the least code is taken. Products of 64 to 1024
 # rows take the same time with 8 x 2 and with 11 x 2 vectors (Zen 4).
 AS_QUICK = 1.03
+# Multiply-adds of the smallest tile that is taken for its little code: those of smaller ones wait for one another where two
+# begin in a cycle. Source: not recorded.
+FEWEST_PRODUCTS = 12
 
 
 # Rows of a stencil that a step takes; twice as many where it computes many more than it keeps.
@@ -482,10 +485,15 @@ def _tile_register(nest: Nest, sched: NestSchedule, core: Vectors) -> NestSchedu
         for unroll in range(1, min(4, vectors) + 1)
         for j in range(1, min(room // unroll, (sched.registers - operands) // unroll - 1, rows) + 1)
     }
-    least = min(tiles.values())
+    quickest = min(tiles, key=lambda tile: tiles[tile])
     # Beside the quickest there are tiles that divide the nest, and need no second text for its edges.
+    enough = min(math.prod(quickest), FEWEST_PRODUCTS)
     j, unroll = min(
-        (tile for tile in tiles if tiles[tile] <= least * AS_QUICK),
+        (
+            tile
+            for tile, estimate in tiles.items()
+            if estimate <= tiles[quickest] * AS_QUICK and math.prod(tile) >= enough
+        ),
         key=lambda tile: (_bodies(rows, tile[0]) * _bodies(vectors, tile[1]), tiles[tile]),
     )
     cost = tiles[j, unroll]
