@@ -492,7 +492,9 @@ def _tile_register(nest: Nest, sched: NestSchedule, core: Vectors) -> NestSchedu
         (
             tile
             for tile, estimate in tiles.items()
-            if estimate <= tiles[quickest] * AS_QUICK and math.prod(tile) >= enough
+            if estimate <= tiles[quickest] * AS_QUICK
+            and math.prod(tile) >= enough
+            and (tile[0] == rows or quickest[0] < rows)  # or the other operand is read once more
         ),
         key=lambda tile: (_bodies(rows, tile[0]) * _bodies(vectors, tile[1]), tiles[tile]),
     )
