@@ -474,7 +474,7 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
         build, options = self.build(args, kwargs)
         return stages.dump(compile_programs(build, options).record, pathlib.Path(folder))
 
-    def with_kernels(self, kernels: Mapping[str, Callable]) -> JitFunction:
+    def with_kernels(self, kernels: Mapping[str, Callable | str]) -> JitFunction:
         """The function with other kernels in place of some of its own, which are not changed.
 
         At a call with arguments of new types, each kernel's types are compared with those of the
@@ -482,8 +482,10 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
         function's definition, unless a kernel brings a rule of its own (jax.custom_vjp).
 
         Args:
-          kernels: name of a kernel, as `f.kernels(*args)` has it -> a kernel, or a function of arrays.
-        Raises KernelError, at a call, for a name that no kernel has, and for kernels of other types or results.
+          kernels: name of a kernel, as `f.kernels(*args)` has it -> a kernel, its source, or a function of
+            arrays.
+        Raises ArgumentError for what is none, and KernelError, at a call, for a name that no kernel has, and for
+        kernels of other types or results.
 
         Examples:
           >>> f, x = pbkern.jit(lambda x: jnp.exp(x).sum(0)), jnp.ones((64, 32))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -24,7 +25,7 @@ import jax
 import numpy as np
 
 from pbkern import _jax, fuse
-from pbkern.core.errors import OptionError, PbkernError
+from pbkern.core.errors import OptionError, PbkernError, shown
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.kernel import Kernel
@@ -157,9 +158,11 @@ def tune(
       >>> tuning.best["ROWS"] in (8, 64)
       True
     """
-    if not budget > 0:
+    if not (isinstance(budget, numbers.Real) and budget > 0):
         raise OptionError(
-            "the budget of tuning must be positive", why=f"budget={budget!r}", hint="30: seconds"
+            "the budget of tuning must be positive",
+            why=f"budget={shown(budget)}",
+            hint="30: seconds",
         )
     if space is not None or isinstance(function, (Kernel, KernelFunction)):
         if kwargs:

@@ -26,11 +26,18 @@ def eject(parsed: argparse.Namespace) -> None:
 def adopt(parsed: argparse.Namespace) -> None:
     """Says that the function takes the kernels, and the times without and with them. Raises KernelError."""
     from pbkern.api.editing.adopt import adopt
+    from pbkern.api.editing.adopt import loaded as loaded_module
     from pbkern.api.measured.measure import drawn, least_seconds
 
     function, args = look.loaded(parsed)
-    with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
-        adopted = adopt(function, parsed.module, *args)
+    edited = str(parsed.module)
+    with functions.explained(edited, f"{edited} cannot be run"):
+        module = loaded_module(edited)
+    with (
+        functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"),
+        functions.explained(edited, f"the kernels of {edited} cannot be traced"),
+    ):
+        adopted = adopt(function, module, *args)
         arrays = drawn(args)
         calls = [functools.partial(call, *arrays) for call in (function, adopted)]
         before, after = least_seconds(calls, TIMED_SECONDS)

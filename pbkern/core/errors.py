@@ -12,6 +12,10 @@ A kernel that fails once it is traced adds a row "file" with a program that fail
 from __future__ import annotations
 
 import pathlib
+from typing import Any
+
+# Columns of a value in a message.
+LONGEST_VALUE = 60
 
 
 class PbkernError(Exception):
@@ -138,6 +142,13 @@ class InternalError(PbkernError):
             "set PBKERN_DUMP=<folder>, run again and report the numbered stages written there",
         )
         super().__init__(what, **kw)
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: on one line, cut where it is long."""
+    text = repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
 for _error in [

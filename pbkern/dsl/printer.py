@@ -7,17 +7,21 @@ kernel.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import linecache
+import operator
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.errors import KernelError
+from pbkern.core.errors import ArgumentError, KernelError, shown
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs, literal_value, live_equations, selector
 from pbkern.core.process.jaxpr_digest import same
@@ -32,6 +36,7 @@ from pbkern.dsl.kernel import (
 )
 from pbkern.dsl.primitives.ref_access import Point, Range, is_ref_access, is_whole, ref_access
 from pbkern.dsl.text import named_sizes
+from pbkern.dsl.text.identifiers import RESERVED, identifier, unused
 from pbkern.dsl.text.spelling import (
     Spelled,
     SpellingScope,
@@ -75,13 +80,22 @@ def joined_source(kernels: Sequence[Kernel], rest: Callable[[set[str]], str] | N
     """
     imports: set[str] = set()
 
-    def text(kernel: Kernel) -> str:
-        stages = filter(None, (kernel.finish, kernel))
-        return "\n".join(line for stage in stages for line in _definition(stage, imports))
+    # Names of the module, which operands of bodies and constants do not have.
+    names = {stage.name for kernel in kernels for stage in (kernel, kernel.finish) if stage}
+    prefixes: set[str] = set()
 
     parts = []
     for kernel in kernels:
-        prefix = f"{kernel.name.upper()}_" if len(kernels) > 1 else ""
+        prefix = unused(f"{kernel.name.upper()}_", prefixes) if len(kernels) > 1 else ""
+        prefixes.add(prefix)
+        taken = names | set(named_sizes.constant_names(kernel, prefix))
+
+        def text(kernel: Kernel, taken: set[str] = taken) -> str:
+            stages = filter(None, (kernel.finish, kernel))
+            return "\n".join(
+                line for stage in stages for line in _definition(stage, imports, taken)
+            )
+
         parts += named_sizes.constants_and_text(kernel, text, prefix)
     parts += [rest(imports)] if rest else []
     return "\n".join(
@@ -89,9 +103,9 @@ def joined_source(kernels: Sequence[Kernel], rest: Callable[[set[str]], str] | N
     )
 
 
-def _definition(kernel: Kernel, imports: set[str]) -> list[str]:
-    """Lines of one stage; adds to `imports` what they need."""
-    refs = _ref_names(kernel)
+def _definition(kernel: Kernel, imports: set[str], taken: set[str]) -> list[str]:
+    """Lines of one stage; adds to `imports` what they need. `taken`: names of the module."""
+    refs = _ref_names(kernel, taken)
     printer = JaxprPrinter(reserved={*refs, kernel.name}, x64=_x64(kernel))
     index_maps: list[str] = []
     options: list[tuple[str, str | list[str]]] = [
@@ -129,19 +143,24 @@ def rebuild(text: str, **constants: int) -> Kernel:
       text: as `source` writes it, edited or not. It is run as a program of its own.
       **constants: other values of constants of the text, such as ROWS.
     Returns a Kernel, which can be called. Raises KernelError where the text defines no kernel with
-    in_types or no such constant, and what running it raises.
+    in_types or no such constant, or where a constant cannot have the value; ArgumentError for what
+    is no text, such as a path; and what running the text raises.
 
     Examples:
       >>> (traced,) = pbkern.jit(lambda x: x * 2).kernels(jax.ShapeDtypeStruct((8,), "float32"))
       >>> pbkern.rebuild(traced.source()).content == traced.content
       True
     """
+    _check_text(text)
     for name, value in constants.items():
-        text, count = re.subn(rf"^{name} = .*$", f"{name} = {value!r}", text, flags=re.MULTILINE)
-        if not count:
+        line = re.compile(rf"^{re.escape(name)} = (.*)$", re.MULTILINE)
+        before = line.search(text)
+        if before is None:
             raise KernelError(
                 f"the source has no constant `{name}`", hint="a line such as ROWS = 64"
             )
+        written = f"{name} = {_constant(name, value, before[1])}"
+        text = line.sub(written.replace("\\", r"\\"), text)
     filename = f"<pbkern kernel {abs(hash(text)):x}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     namespace: dict = {"__name__": "pbkern_rebuilt"}
@@ -152,6 +171,55 @@ def rebuild(text: str, **constants: int) -> Kernel:
             "the source defines no kernel", hint="a function under @pbkern.kernel(...)"
         )
     return kernels[-1].trace()
+
+
+def _check_text(text: Any) -> None:
+    """Raises ArgumentError for what is no source, paths among it."""
+    is_path = isinstance(text, os.PathLike)
+    if isinstance(text, str):
+        is_path = "\n" not in text and (text.strip().endswith(".py") or os.path.isfile(text))
+        if not is_path:
+            return
+    if is_path:
+        hint = f"pbkern.rebuild(pathlib.Path({shown(os.fspath(text))}).read_text())"
+    else:
+        hint = "kernel.source(), or what read_text() of a file returns"
+    raise ArgumentError(
+        "the source of a kernel is due, not a path" if is_path else "a kernel's source is no text",
+        why=f"given {shown(text)}",
+        hint=hint,
+    )
+
+
+def _constant(name: str, value: Any, before: str) -> str:
+    """The value of a constant as source. Raises KernelError for what it cannot be.
+
+    Args:
+      name: the constant's.
+      value: integers of any kind; other numbers, texts and tuples where `before` is no integer.
+      before: what stands in the source.
+    """
+    if not isinstance(value, bool):
+        try:
+            return str(operator.index(value))
+        except TypeError:
+            pass
+    value = value.item() if isinstance(value, np.generic) else value
+    if re.fullmatch(r"-?\d+\s*(#.*)?", before):
+        raise KernelError(
+            f"the constant `{name}` has to be an integer",
+            why=f"{name}={shown(value)} of type {type(value).__name__}; the source has {name} = {before}",
+            hint=f"{name}=16, known when the source is written",
+        )
+    try:
+        ast.literal_eval(repr(value))
+    except (ValueError, SyntaxError):
+        raise KernelError(
+            f"the constant `{name}` cannot be written as source",
+            why=f"{name}={shown(value)} of type {type(value).__name__}",
+            hint="a number, a text or a tuple of them; edit the text for others",
+        ) from None
+    return repr(value)
 
 
 def same_kernel(kernel: Kernel, other: Kernel) -> bool:
@@ -248,19 +316,18 @@ def _memory_space(space: str) -> str:
     return "" if space == "any" else f", memory_space={space!r}"
 
 
-def _ref_names(kernel: Kernel) -> list[str]:
-    """The body's own names for its Refs where messages show them, else in0, out0, scratch0."""
+def _ref_names(kernel: Kernel, taken: set[str]) -> list[str]:
+    """The body's own names for its Refs where messages show them, else in0, out0, scratch0; none hides another name."""
     plain = [f"in{n}" for n in range(len(kernel.inputs))] + [
         f"out{n}" for n in range(len(kernel.outputs))
     ]
     plain += [f"scratch{n}" for n in range(len(kernel.scratch))]
     matches = [re.search(r"`(\w+)`", operand.origin) for operand in kernel.inputs + kernel.outputs]
-    names = [
-        match.group(1) if match else fallback
-        for match, fallback in itertools.zip_longest(matches, plain)
-    ]
-    taken = {"jax", "jnp", "lax", "pbkern", kernel.name}
-    return plain if len(set(names)) < len(names) or taken & set(names) else names
+    names: list[str] = []
+    for match, fallback in itertools.zip_longest(matches, plain):
+        name = identifier(match.group(1), fallback) if match else fallback
+        names.append(unused(name, RESERVED | taken | set(names)))
+    return names
 
 
 def _spec(mapping: BlockMapping, name: str, printer: JaxprPrinter) -> tuple[str, list[str]]:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import keyword
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -40,6 +38,8 @@ from pbkern.dsl.body_rewrites.narrow_floats import in_body
 from pbkern.dsl.primitives import atomics, prng_keys
 from pbkern.dsl.primitives import grid as primitives
 from pbkern.dsl.primitives import ref_access as refs
+from pbkern.dsl.text import identifiers
+from pbkern.dsl.text.identifiers import RESERVED
 
 from . import checks
 from .body_checks.verify import verify, verify_blocks
@@ -673,9 +673,8 @@ def _labels(body: Callable, num_in: int, num_out: int) -> list[str]:
 
 def identifier(name: str) -> str:
     """A kernel's name from what a user may call it."""
-    name = re.sub(r"\W", "_", name).strip("_") or "kernel"
-    taken = name[0].isdigit() or keyword.iskeyword(name) or name in ("jax", "jnp", "lax", "pbkern")
-    return f"kernel_{name}" if taken else name
+    name = identifiers.identifier(name, "kernel").strip("_") or "kernel"
+    return name if name.isidentifier() and name not in RESERVED else f"kernel_{name}"
 
 
 def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:

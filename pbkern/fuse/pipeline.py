@@ -15,6 +15,7 @@ from pbkern.core.ops.shared_products import shared_products
 from pbkern.core.passes import Pass, passed_over, run_passes
 from pbkern.core.process import fallback
 from pbkern.core.process.context_values import during
+from pbkern.dsl.text.identifiers import identifier, unused
 from pbkern.fuse.access.blocks import rounded_products, steps_memoised
 from pbkern.fuse.algebra.contraction_precision import set_precision
 from pbkern.fuse.algebra.grouped_products import GroupProducts
@@ -29,7 +30,7 @@ from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.emit.body_memo import bodies_memoised
 from pbkern.fuse.emit.choices import Choice, apply, groups_of
 from pbkern.fuse.emit.explain import Explanation, explain
-from pbkern.fuse.emit.host_program import build_program, identifier
+from pbkern.fuse.emit.host_program import build_program
 from pbkern.fuse.emit.plan import (
     LeftToXla,
     Plan,
@@ -276,7 +277,11 @@ def argument_names(given: jex.Jaxpr, simple: jex.Jaxpr) -> dict[jex.Var, str]:
     names = given.debug_info.arg_names or ()
     if not len(names) == len(given.invars) == len(simple.invars):
         return dict.fromkeys(simple.invars, "")
-    return {var: identifier(name) if name else "" for var, name in zip(simple.invars, names)}
+    called: dict[jex.Var, str] = {}
+    for number, (var, name) in enumerate(zip(simple.invars, names)):
+        taken = set(called.values())
+        called[var] = unused(identifier(name, f"arg{number}"), taken) if name else ""
+    return called
 
 
 def make_segments(

@@ -1,6 +1,7 @@
 """Kernels of functions as source: named block sizes, ejected modules, edited kernels back in the function."""
 
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -105,6 +106,76 @@ def test_texts_with_constants_rebuild_the_kernels(name):
     ]
     for kernel in pbkern.jit(workload.function).kernels(*args):
         assert same_kernel(pbkern.rebuild(kernel.source()), kernel)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "printed"),
+    [
+        ("in_, lambda_", "in_, lambda_"),
+        ("_in, None_", "_in, None_"),
+        ("ROWS, ROWS_GRID", "ROWS_, ROWS_GRID_"),
+        ("jnp, lax", "jnp_, lax_"),
+        ("slice, sum", "slice_, sum_"),
+        ("_, out0", "__, out0"),
+        ("λ, match", "λ, match"),
+    ],
+)
+def test_names_of_operands_hide_nothing_that_the_source_uses(parameters, printed):
+    first, second = parameters.split(", ")
+    body = f"lambda {parameters}: sin({first}[::-1]) * {second}"
+    f, a, b = pbkern.jit(eval(body, {"sin": jnp.sin})), array(1003, 257), array(1003, 257, seed=1)
+    (kernel,) = f.kernels(a, b)
+    text = kernel.source()
+    assert re.search(rf"^def \w+\({re.escape(printed)}, out0_?\):$", text, re.M)
+    assert re.search(r"^ROWS = \d+", text, re.M)
+    assert same_kernel(pbkern.rebuild(text), kernel)
+    want = np.sin(np.asarray(a, np.float64)[::-1]) * np.asarray(b, np.float64)
+    np.testing.assert_allclose(pbkern.rebuild(text, ROWS=5)(a, b), want, atol=1e-5)
+    module = module_of(pbkern.eject(f, a, b))
+    np.testing.assert_allclose(module.kernel_lambda(a, b), want, atol=1e-5)
+    np.testing.assert_allclose(pbkern.adopt(f, module)(a, b), want, atol=1e-5)
+
+
+def test_keys_that_become_one_name_are_told_apart():
+    f = pbkern.jit(lambda p: p["a b"] + 2 * p["a_b"] + 3 * p["in"] + 4 * p["²"] + 5 * p["1"])
+    tree = {key: array(30, 20, seed=n) for n, key in enumerate(("a b", "a_b", "in", "²", "1"))}
+    (kernel,) = f.kernels(tree)
+    text = kernel.source()
+    assert "(p_1, p_a_b, p_a_b_, p_in, p_2, out0):" in text
+    assert same_kernel(pbkern.rebuild(text), kernel)
+    want = sum((n + 1) * np.asarray(x, np.float64) for n, x in enumerate(tree.values()))
+    np.testing.assert_allclose(pbkern.rebuild(text)(*jax.tree.leaves(tree)), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["slice", "np", "example_args", "in_", "_", "f²", "lambda"])
+def test_functions_and_kernels_of_any_name_are_printed(name):
+    def called(x, **named):
+        return jnp.tanh(x) * 2 + named["in"] - named["lax"] * named["a.b"] + named["y"]
+
+    called.__name__ = name
+    f, x = pbkern.jit(called), array(300, 40)
+    named = {key: array(300, 40, seed=n) for n, key in enumerate(("in", "lax", "a.b", "y"), 1)}
+    a, b, c, d = (np.asarray(value, np.float64) for value in named.values())
+    want = np.tanh(np.asarray(x, np.float64)) * 2 + a - b * c + d
+    (kernel,) = f.kernels(x, **named)
+    assert same_kernel(pbkern.rebuild(kernel.source()), kernel)
+    text = pbkern.eject(f, x, **named)
+    function = re.findall(r"^def (\w+)\(x, \*, y, \*\*others\):$", text, re.M)[0]
+    np.testing.assert_allclose(vars(module_of(text))[function](x, **named), want, atol=1e-5)
+    exec(compile(text, "<ejected>", "exec"), {"__name__": "__main__"})
+
+
+def test_kernels_by_hand_whose_names_mean_something_are_printed():
+    @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((8,), "float32"), name="slice")
+    def copied(slice, max):
+        max[...] = jnp.exp(pbkern.load(slice, (pbkern.ds(0, 8),), mask=jnp.arange(8) < 5, other=0))
+
+    x = array(16)
+    kernel = copied.trace(x)
+    rebuilt = pbkern.rebuild(kernel.source())
+    assert same_kernel(rebuilt, kernel)
+    want = np.exp(np.where(np.arange(8) < 5, np.asarray(x[:8], np.float64), 0))
+    np.testing.assert_allclose(rebuilt(x), want, atol=1e-5)
 
 
 # --- modules --------------------------------------------------------------------------------------------------------
@@ -370,6 +441,122 @@ def test_names_and_types_that_do_not_fit_are_errors():
         pbkern.adopt(layer, types.ModuleType("empty"), PARAMS, X)
 
 
+# --- messages -------------------------------------------------------------------------------------------------------
+
+DOUBLED, WIDE = pbkern.jit(lambda x: jnp.exp(x) * 2 + x), array(1003, 257)
+
+
+def doubled_text():
+    (kernel,) = DOUBLED.kernels(WIDE)
+    return kernel.name, kernel.source()
+
+
+@pytest.mark.parametrize("rows", [np.int64(4), np.array(4), jnp.int32(4), np.uint8(4), 4])
+def test_constants_are_integers_of_any_kind(rows):
+    _, text = doubled_text()
+    assert pbkern.rebuild(text, ROWS=rows).grid == (251,)
+
+
+@pytest.mark.parametrize(
+    ("rows", "what", "why"),
+    [
+        (0, "cdiv divides by 0", "cdiv(1003, 0)"),
+        (np.int64(0), "cdiv divides by 0", "cdiv(1003, 0)"),
+        (-8, "a grid has a size", "grid=(-125,)"),
+        ("8", "`ROWS` has to be an integer", "ROWS='8' of type str; the source has ROWS = "),
+        (None, "`ROWS` has to be an integer", "ROWS=None of type NoneType"),
+        ([4], "`ROWS` has to be an integer", "ROWS=[4] of type list"),
+        (4.0, "`ROWS` has to be an integer", "ROWS=4.0 of type float"),
+        (True, "`ROWS` has to be an integer", "ROWS=True of type bool"),
+    ],
+)
+def test_constants_that_are_no_sizes_are_errors(rows, what, why):
+    _, text = doubled_text()
+    with pytest.raises(KernelError) as caught:
+        pbkern.rebuild(text, ROWS=rows)
+    assert what in caught.value.what
+    assert caught.value.why.startswith(why)
+    assert caught.value.hint
+
+
+def test_sizes_of_an_edited_text_that_are_none_are_errors_at_its_line():
+    _, text = doubled_text()
+    for rows, what in (("0", "cdiv divides by 0"), ("'8'", "cdiv takes integers")):
+        with pytest.raises(KernelError, match=what) as caught:
+            pbkern.rebuild(re.sub(r"^ROWS = \d+", f"ROWS = {rows}", text, flags=re.M))
+        line = next(n for n, row in enumerate(text.splitlines(), 1) if "cdiv" in row)
+        assert caught.value.at.startswith("<pbkern kernel ")
+        assert f">:{line}:" in caught.value.at
+
+
+def test_traced_constants_are_errors_and_others_than_integers_are_written():
+    _, text = doubled_text()
+    with pytest.raises(KernelError, match="`ROWS` has to be an integer"):
+        jax.jit(lambda rows: pbkern.rebuild(text, ROWS=rows)(WIDE))(4)
+    scaled = "SCALE = 0.5\n" + text.replace("out0[...] = ", "out0[...] = SCALE * ")
+    want = (np.exp(np.asarray(WIDE, np.float64)) * 2 + np.asarray(WIDE, np.float64)) * 0.25
+    got = pbkern.rebuild(scaled, SCALE=np.float32(0.25))(WIDE)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    with pytest.raises(KernelError, match="`SCALE` cannot be written as source") as caught:
+        pbkern.rebuild(scaled, SCALE=np.ones(1000))
+    assert len(caught.value.why) < 120
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        (None, "source is no text", "kernel.source()"),
+        (3, "source is no text", "kernel.source()"),
+        (b"import jax", "source is no text", "read_text()"),
+        (pbkern.rebuild, "source is no text", "kernel.source()"),
+        ("/tmp/k.py", "not a path", "pbkern.rebuild(pathlib.Path('/tmp/k.py').read_text())"),
+        (pathlib.Path("k.py"), "not a path", "pbkern.rebuild(pathlib.Path('k.py').read_text())"),
+    ],
+)
+def test_what_is_no_source_is_an_error(text, what, hint):
+    with pytest.raises(ArgumentError) as caught:
+        pbkern.rebuild(text)
+    assert what in caught.value.what
+    assert hint in caught.value.hint
+    assert caught.value.why.startswith("given ")
+    assert len(caught.value.why) < 80
+
+
+def test_sources_stand_for_kernels_and_what_is_none_is_an_error():
+    name, text = doubled_text()
+    np.testing.assert_allclose(DOUBLED.with_kernels({name: text})(WIDE), DOUBLED(WIDE), rtol=1e-6)
+    for kernels, what, why in (
+        ({3: text}, "a kernel's name is a text", "given 3 of type int"),
+        ({name: 3}, f"replace kernel `{name}` is no kernel", "given 3 of type int"),
+        ({name: None}, f"replace kernel `{name}` is no kernel", "given None of type NoneType"),
+        ({name: "k.py"}, "not a path", "given 'k.py'"),
+        (None, "by the names of those that they replace", "given None"),
+        ([text], "by the names of those that they replace", "given ["),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            DOUBLED.with_kernels(kernels)
+        assert what in caught.value.what
+        assert caught.value.why.startswith(why)
+        assert caught.value.hint
+
+
+def test_what_is_no_module_is_an_error(tmp_path):
+    _, text = doubled_text()
+    (tmp_path / "kernels.txt").write_text(text)
+    for module, what in (
+        (None, "from a module, or from the path of its file"),
+        (3, "from a module, or from the path of its file"),
+        (text, "from a module, or from the path of its file"),
+        (tmp_path / "missing.py", "there is no file "),
+        ("x" * 5000, "there is no file 'xxx"),
+        (tmp_path / "kernels.txt", "no file of Python"),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            pbkern.adopt(DOUBLED, module, WIDE)
+        assert what in caught.value.what
+        assert len(str(caught.value)) < 400
+
+
 # --- the command ----------------------------------------------------------------------------------------------------
 
 FILE = """
@@ -401,3 +588,27 @@ def test_the_command_ejects_and_adopts(tmp_path, capsys):
     assert "output 0 at [0, 0] is" in capsys.readouterr().err
     assert main(["adopt", function, str(tmp_path / "missing.py")]) == 2
     assert isinstance(ArgumentError("x"), PbkernError)
+
+
+def test_the_command_names_the_edited_file_where_that_is_at_fault(tmp_path, capsys):
+    (tmp_path / "functions.py").write_text(FILE)
+    function, kernels = f"{tmp_path}/functions.py:softmax", tmp_path / "kernels.py"
+    assert main(["eject", function, "-o", str(kernels)]) == 0
+    text = kernels.read_text()
+    line = next(n for n, row in enumerate(text.splitlines(), 1) if "out0[...] = " in row)
+    for new, title, why in (
+        ("out0[...] = )", "cannot be run", "SyntaxError: "),
+        ("out0[...] = missing", "cannot be traced", "NameError: name 'missing'"),
+    ):
+        kernels.write_text(re.sub(r"out0\[\.\.\.\] = .*", new, text))
+        capsys.readouterr()
+        assert main(["adopt", function, str(kernels)]) == 2
+        said = capsys.readouterr().err
+        assert f"{kernels} {title}" in said
+        assert "softmax` cannot" not in said
+        assert f"{kernels}:{line}" in said
+        assert why in said
+    (tmp_path / "functions.py").write_text(FILE.replace("(x * 2)", "(x * two)"))
+    kernels.write_text(text)
+    assert main(["adopt", function, str(kernels)]) == 2
+    assert "softmax` cannot be traced" in capsys.readouterr().err

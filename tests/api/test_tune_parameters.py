@@ -1,6 +1,7 @@
 """Tuning over parameters of what makes a kernel: what is tried, refused, kept and told."""
 
 import functools
+import math
 import os
 import re
 import subprocess
@@ -179,6 +180,9 @@ def test_constants_of_a_source_are_parameters():
         ({"ROW": [1]}, "nothing has the parameter `ROW`"),
         ({"ROWS": []}, "has no values"),
         ({"ROWS": "12"}, "has no values"),
+        ({"ROWS": [[8]]}, "cannot be told apart"),
+        ([8], "by their names\n  why  space=.8."),
+        ({8: [8]}, "by their names\n  why  space=.8: .8.."),
     ],
 )
 def test_spaces_that_mean_nothing_are_errors(space, message):
@@ -189,6 +193,15 @@ def test_spaces_that_mean_nothing_are_errors(space, message):
 def test_kernels_have_no_named_arguments_and_defaults_must_run():
     with pytest.raises(OptionError, match="no named arguments"):
         tune(below_largest, X, X, space={"ROWS": [1]}, scale=2)
+    with pytest.raises(OptionError, match="is no kernel, and no function that makes one"):
+        tune(3, X, space={"ROWS": [1]})
+    with pytest.raises(OptionError, match="why  ROWS=0: ZeroDivisionError: ") as caught:
+        tune(lambda ROWS: 100 // ROWS, X, space={"ROWS": [0, 8]})
+    assert caught.value.at.startswith(__file__)
+    assert caught.value.hint
+    for budget in ("3", None, 0, -1.0, math.nan):
+        with pytest.raises(OptionError, match="must be positive"):
+            tune(below_largest, X, X, space={"ROWS": [1]}, budget=budget)
     with pytest.raises(KernelError, match="outside the array"):
         tune(below_largest, X[:100], X, space={"ROWS": [32, 64]})
     with pytest.raises(OptionError, match="those of a kernel"):

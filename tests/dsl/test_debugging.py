@@ -220,4 +220,4 @@ def test_large_operands_are_drawn_anew(tmp_path, monkeypatch):
         interpreted(make(failing), X)
     text = raised.value.repro.read_text()
     assert "too large, so these are random" in text
-    assert 'packed("' not in text
+    assert 'operand_of_text("' not in text

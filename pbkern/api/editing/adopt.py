@@ -23,11 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from pbkern.api.measured.measure import first_difference, kernel_call, random_operands
-from pbkern.core.errors import ArgumentError, KernelError, UnsupportedOp
+from pbkern.core.errors import ArgumentError, KernelError, UnsupportedOp, shown
 from pbkern.core.jaxprs import has_rules
 from pbkern.core.options import CompileOptions, nearest
 from pbkern.dsl.call import call_kernel
 from pbkern.dsl.kernel import ArrayType, Kernel
+from pbkern.dsl.printer import rebuild
 from pbkern.dsl.trace import KernelFunction, needs_x64
 
 from .host_function import HostOperations, host_function
@@ -59,7 +60,7 @@ def adopt(function: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
       >>> bool(jnp.allclose(adopted(x), f(x)))
       True
     """
-    module = module if isinstance(module, types.ModuleType) else loaded(pathlib.Path(module))
+    module = module if isinstance(module, types.ModuleType) else loaded(module)
     if not args and not kwargs:
         args = getattr(module, "example_args", ())
     host = host_function(function, args, kwargs)
@@ -76,14 +77,49 @@ def adopt(function: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def loaded(path: str | os.PathLike) -> types.ModuleType:
-    """The module of a file."""
+    """The module of a file. Raises ArgumentError where there is none, and what running it raises."""
+    if not isinstance(path, (str, os.PathLike)) or "\n" in os.fspath(path):
+        raise ArgumentError(
+            "kernels are adopted from a module, or from the path of its file",
+            why=f"given {shown(path)}",
+            hint='pbkern.adopt(f, "kernels.py"); a text of one kernel: f.with_kernels({name: text})',
+        )
     path = pathlib.Path(path)
+    if not os.path.isfile(path):
+        raise ArgumentError(f"there is no file {shown(str(path))}", why=f"in {pathlib.Path.cwd()}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ArgumentError(f"{path} is no file of Python")
+    if spec is None or spec.loader is None:
+        raise ArgumentError(f"{path} is no file of Python", hint="a file whose name ends in .py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def callables(edited: Any) -> dict[str, Callable]:
+    """Kernels by their names, sources rebuilt. Raises ArgumentError for what is none."""
+    if not isinstance(edited, Mapping):
+        raise ArgumentError(
+            "edited kernels are given by the names of those that they replace",
+            why=f"given {shown(edited)}",
+            hint="f.with_kernels({kernel.name: edited})",
+        )
+    kernels: dict[str, Callable] = {}
+    for name, kernel in edited.items():
+        if not isinstance(name, str):
+            raise ArgumentError(
+                "a kernel's name is a text",
+                why=f"given {shown(name)} of type {type(name).__name__}",
+                hint="kernel.name of one of f.kernels(*args)",
+            )
+        kernel = rebuild(kernel) if isinstance(kernel, str) else kernel
+        if not callable(kernel):
+            raise ArgumentError(
+                f"what should replace kernel `{name}` is no kernel",
+                why=f"given {shown(kernel)} of type {type(kernel).__name__}",
+                hint="a kernel, its source, or a function of arrays",
+            )
+        kernels[name] = kernel
+    return kernels
 
 
 class WithKernels:
@@ -94,11 +130,11 @@ class WithKernels:
       edited: kernel's name -> what is called: a kernel, or a function of arrays.
     """
 
-    def __init__(self, function: Any, edited: Edited):
-        self.function, self.edited = function, dict(edited)
+    def __init__(self, function: Any, edited: Mapping[str, Callable | str]):
+        self.function, self.edited = function, callables(edited)
         self.__name__ = function.__name__
         self.__wrapped__ = function.__wrapped__  # its signature
-        self._agreed: dict[str, list[Kernel]] = {name: [] for name in edited}
+        self._agreed: dict[str, list[Kernel]] = {name: [] for name in self.edited}
 
     def __repr__(self) -> str:
         return f"{self.__name__} with kernels {', '.join(self.edited)}"

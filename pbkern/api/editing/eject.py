@@ -22,6 +22,7 @@ from pbkern.core.jaxprs import equations, retrace
 from pbkern.dsl.call import kernel_p
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.prng_keys import is_key
+from pbkern.dsl.text.identifiers import unused
 from pbkern.dsl.trace import identifier
 
 from .host_function import call_kernel, host_function
@@ -72,9 +73,9 @@ def eject(function: Any, *args: Any, path: str | os.PathLike | None = None, **kw
         host.leaves,
         jax.tree.structure(host.traced.out_info),
     )
-    name = identifier(host.name)
-    taken = any(kernel.name == name for kernel in kernels)
-    text = module_source(f"{name}_function" if taken else name, closed, kernels, signature)
+    name, taken = identifier(host.name), {kernel.name for kernel in kernels}
+    name = unused(f"{name}_function", taken) if name in taken else name
+    text = module_source(name, closed, kernels, signature)
     if path is not None:
         pathlib.Path(path).write_text(text)
     return text

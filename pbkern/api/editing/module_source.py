@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from keyword import iskeyword
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from pbkern.core.errors import ArgumentError
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.printer import JaxprPrinter, joined_source
+from pbkern.dsl.text.identifiers import RESERVED, USED, identifier, unused
 from pbkern.dsl.text.spelling import SpellingScope, dtype_name, plain_number
 from pbkern.dsl.trace import body_dtypes, needs_x64
 
@@ -75,15 +77,20 @@ def _function(
 ) -> list[str]:
     """Lines of constants, of the function, and of what runs it."""
     positional, named = jax.tree.unflatten(signature.arguments, closed.jaxpr.invars)
-    names = _argument_names(signature, len(positional))
     constants = [f"CONSTANT_{n}" for n in range(len(closed.consts))]
-    reserved = {name, *names, *named, *constants, "np", "jax", "jnp", "lax", "pbkern"}
-    reserved |= {kernel.name for kernel in kernels}
+    module = {name, *constants, *(kernel.name for kernel in kernels)}
+    # Callers pass these by name: a name that no parameter can have is looked up in `**others`.
+    keywords = [key for key in named if key.isidentifier() and not iskeyword(key)]
+    keywords = [key for key in keywords if key not in USED | module]
+    names = _argument_names(signature, len(positional), RESERVED | module | set(keywords))
+    collected = unused("others", module | {*names, *keywords})
+    reserved = {*USED, *module, *names, *keywords, collected}
     wide = needs_x64(body_dtypes(closed.jaxpr))
     printer = JaxprPrinter(reserved, x64=wide)
     bound = dict(zip(closed.jaxpr.constvars, constants))
     unpack = []
-    for called, argument in (*zip(names, positional), *named.items()):
+    said = {key: key if key in keywords else f"{collected}[{key!r}]" for key in named}
+    for called, argument in (*zip(names, positional), *((said[key], named[key]) for key in named)):
         leaves = jax.tree.leaves(argument)
         if len(leaves) == 1 and leaves[0] is argument:
             bound[argument] = called
@@ -96,7 +103,8 @@ def _function(
     def returned(atoms: Sequence, scope: SpellingScope) -> str:
         return _pytree_text(jax.tree.unflatten(signature.results, list(map(scope.text, atoms))))
 
-    parameters = [*names, *(["*"] if named else []), *named]
+    parameters = [*names, *(["*"] if keywords else []), *keywords]
+    parameters += [f"**{collected}"] if len(keywords) < len(named) else []
     lines = printer.function(name, parameters, closed.jaxpr, bound, unpack, result=returned)
     if wide:  # numbers in it are 64-bit ones
         lines = [lines[0], "    with jax.enable_x64(True):", *(f"    {line}" for line in lines[1:])]
@@ -110,15 +118,16 @@ def _function(
     return [*values, "", *lines, "", "", f"example_args = {example}", run]
 
 
-def _argument_names(signature: Signature, count: int) -> list[str]:
-    """Names of positional arguments, from those of their arrays."""
+def _argument_names(signature: Signature, count: int, taken: Set[str]) -> list[str]:
+    """Names of positional arguments, from those of their arrays; none is taken."""
     numbered = jax.tree.unflatten(signature.arguments, list(range(len(signature.leaf_names))))[0]
     names: list[str] = []
     for n, argument in enumerate(numbered[:count]):
         leaves = jax.tree.leaves(argument)
         match = re.match(r"\w+", signature.leaf_names[leaves[0]]) if leaves else None
-        name = match[0] if match else f"arg{n}"
-        names.append(f"{name}_{n}" if name in names else name)
+        name = identifier(match[0], f"arg{n}") if match else f"arg{n}"
+        name = f"{name}_{n}" if name in names else name
+        names.append(unused(name, taken | set(names)))
     return names
 
 

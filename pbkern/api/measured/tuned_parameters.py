@@ -17,7 +17,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -34,11 +34,12 @@ from pbkern.api.measured.measure import (
     typical_seconds,
 )
 from pbkern.core import config
-from pbkern.core.errors import OptionError
+from pbkern.core.errors import OptionError, PbkernError, shown
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions, nearest
 from pbkern.core.process import disk_cache
 from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.specs import definition_line
 from pbkern.dsl.trace import KernelFunction
 from pbkern.fuse.cost.hand_written import predicted_seconds
 from pbkern.targets import get_target
@@ -129,7 +130,7 @@ def tune_parameters(
     making = Making.of(maker, space)
     points = making.points(space)
     operands = tuple(drawn(args)) or None
-    default = making.kernel(points[0], operands)
+    default = making.default(points[0], operands)
     if isinstance(default, Kernel) and operands is None:
         operands = tuple(drawn([_struct(type_) for type_ in default.in_types]))
     name = getattr(default, "name", making.name)
@@ -169,6 +170,18 @@ class Making:
         """Raises OptionError for a parameter that nothing has, or that has no values."""
         options = CompileOptions.from_dict({"target": config.current().target})
         is_kernel = isinstance(maker, (Kernel, KernelFunction))
+        if not isinstance(space, Mapping) or not all(isinstance(name, str) for name in space):
+            raise OptionError(
+                "a space gives values of parameters by their names",
+                why=f"space={shown(space)}",
+                hint='space={"ROWS": [16, 32, 64]}',
+            )
+        if not callable(maker):
+            raise OptionError(
+                "what is tuned with a space is no kernel, and no function that makes one",
+                why=f"given {shown(maker)}",
+                hint="pbkern.tune(make, *arrays, space={...})",
+            )
         parameters = {} if is_kernel else dict(inspect.signature(maker).parameters)
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         known = {field.name for field in dataclasses.fields(_params_class(options))}
@@ -184,6 +197,12 @@ class Making:
             if isinstance(values, str) or not isinstance(values, Sequence) or not values:
                 raise OptionError(
                     f"the parameter `{name}` has no values", why=f"{values!r}", hint="[16, 32, 64]"
+                )
+            if not all(isinstance(value, Hashable) for value in values):
+                raise OptionError(
+                    f"values of the parameter `{name}` cannot be told apart",
+                    why=f"{shown(values)}: lists, arrays and dictionaries have no hash",
+                    hint="tuples in place of lists, or names of what the maker looks up",
                 )
         defaults = {
             name: parameters[name].default if name in parameters else None
@@ -205,6 +224,22 @@ class Making:
         ]
         points = (tuple(zip(space, chosen)) for chosen in itertools.product(*values))
         return list(dict.fromkeys([default, *points]))
+
+    def default(self, point: Point, operands: Sequence | None) -> Any:
+        """The kernel of the default, as `kernel`. Raises OptionError where the maker fails without a message of ours."""
+        try:
+            return self.kernel(point, operands)
+        except PbkernError:
+            raise
+        except Exception as error:
+            values = ", ".join(f"{name}={shown(value)}" for name, value in point)
+            said = next(iter(str(error).splitlines()), "")
+            raise OptionError(
+                "the default, with which others are compared, cannot be made",
+                at=definition_line(self.maker),
+                why=f"{values or self.name}: {type(error).__name__}: {said}",
+                hint="the maker's own values, and the first of a parameter that has none, must make a kernel",
+            ) from error
 
     def kernel(self, point: Point, operands: Sequence | None) -> Any:
         """The kernel of a point, or what else the maker makes: a function of arrays."""

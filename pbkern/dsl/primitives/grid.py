@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from pbkern import _jax
-from pbkern.core.errors import KernelError
+from pbkern.core.errors import KernelError, shown
 
 from .ref_access import GatheredIndex, Point, Range, RefAccess, is_ref_access, ref_access  # noqa: F401
 
@@ -340,11 +340,24 @@ def _no_result(result) -> None:
 def cdiv(a: Any, b: Any) -> Any:
     """ceil(a / b) for integers, traced or not.
 
+    Raises KernelError for what is no integer, and for a `b` that is known to be 0.
+
     Examples:
       >>> pbkern.cdiv(60, 16)
       4
     """
-    return -(-a // b)
+    wrong = "cdiv divides by 0" if isinstance(b, (int, np.integer)) and b == 0 else ""
+    if not wrong:
+        try:
+            return -(-a // b)
+        except TypeError:
+            wrong = "cdiv takes integers"
+    raise KernelError(
+        wrong,
+        at=_jax.current_line(),
+        why=f"cdiv({shown(a)}, {shown(b)})",
+        hint="the size of an array and that of a block, of 1 or more",
+    )
 
 
 def multiple_of(x, k: int | tuple[int, ...]):

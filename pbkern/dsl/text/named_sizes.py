@@ -148,6 +148,12 @@ def _expression(integers: Sequence[str], sizes: list[Sizes], terms: list[Term]) 
     return None
 
 
+def constant_names(kernel: Kernel, prefix: str = "") -> list[str]:
+    """Names that the constants of a kernel's source may have."""
+    names = list(kernel.sizes.sizes) if kernel.sizes is not None else []
+    return [*(prefix + name for name in names), *(_count(prefix, name) for name in names)]
+
+
 def _count(prefix: str, name: str) -> str:
     """The constant that is the number of blocks of one size."""
     return f"{prefix}{name}_GRID"

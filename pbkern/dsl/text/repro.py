@@ -37,7 +37,7 @@ import numpy as np
 
 {source}
 {x64}
-def packed(text, dtype, shape):
+def operand_of_text(text, dtype, shape):
     """An array from its compressed bytes."""
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype).reshape(shape)
 
@@ -131,4 +131,4 @@ def _argument(array_type: ArrayType, value: np.ndarray | None) -> str:
     if value is None:
         return f"jnp.asarray(RNG.uniform(0, 4, {array_type.shape!r})).astype({dtype})"
     text = base64.b64encode(zlib.compress(np.ascontiguousarray(value).tobytes(), 9)).decode()
-    return f'packed("{text}", {dtype}, {array_type.shape!r})'
+    return f'operand_of_text("{text}", {dtype}, {array_type.shape!r})'

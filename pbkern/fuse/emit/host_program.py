@@ -7,7 +7,6 @@ in control_flow.py.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 
@@ -16,6 +15,7 @@ from jax.extend import core as jex
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import Buffer, BufferKind, BufferView, Copy, HostProgram, Launch, Step
 from pbkern.dsl.kernel import ArrayType, Kernel
+from pbkern.dsl.text import identifiers
 from pbkern.fuse.graph import Node, overwritten
 from pbkern.fuse.indexing.row_views import row_view_p
 from pbkern.fuse.tiling.block_search import Schedule
@@ -29,9 +29,9 @@ from .skewed_kernel import emit_wavefront
 
 
 def identifier(text: str) -> str:
-    """`text` as a Python identifier."""
-    name = re.sub(r"\W+", "_", text).strip("_") or "fused"
-    return name if not name[0].isdigit() else f"k_{name}"
+    """`text` as the name of a program, or the beginning of its kernels' names."""
+    name = identifiers.identifier(text, "fused").strip("_") or "fused"
+    return name if name.isidentifier() else f"k_{name}"
 
 
 @dataclass
