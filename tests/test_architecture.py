@@ -633,6 +633,7 @@ READERS_OF_TEXT = {
     "targets/host/objects/cache_key.py": "Linux's /proc",
     "targets/host/processor.py": "Linux's /proc",
     "targets/host/runtime/xla.py": "XLA's header",
+    "targets/llvm/child.py": "LLVM IR as LLVM prints it",
     "targets/llvm/literals.py": "LLVM IR as MLIR prints it",
     "targets/nvgpu/compile.py": "PTX as LLVM prints it",
     "targets/nvgpu/ptxas.py": "messages of ptxas",

@@ -4,6 +4,7 @@ import multiprocessing
 import multiprocessing.spawn
 import os
 import pathlib
+import re
 import signal
 import threading
 import time
@@ -208,3 +209,46 @@ def test_without_llvmlite_the_error_says_what_to_install(monkeypatch):
         match="llvmlite is not installed\n  why  it makes the code of tests\n  try  pip install x",
     ):
         process.require_llvmlite("tests", "pip install x")
+
+
+# The mask is a constant after LLVM's passes alone.
+ONE_LANE = """declare void @llvm.masked.store.v16i16.p0(<16 x i16>, ptr, <16 x i1>)
+define void @pbk_main(<16 x i32> %x, ptr %p) #0 {{
+  %n = add i32 {lanes}, 0
+  %one = insertelement <16 x i32> poison, i32 %n, i64 0
+  %all = shufflevector <16 x i32> %one, <16 x i32> poison, <16 x i32> zeroinitializer
+  %mask = icmp {order} <16 x i32> <i32 0, i32 1, i32 2, i32 3, i32 4, i32 5, i32 6, i32 7,
+    i32 8, i32 9, i32 10, i32 11, i32 12, i32 13, i32 14, i32 15>, %all
+  %high = lshr <16 x i32> %x, splat (i32 16)
+  %v = trunc <16 x i32> %high to <16 x i16>
+  call void @llvm.masked.store.v16i16.p0(<16 x i16> %v, ptr align 8 %p, <16 x i1> %mask)
+  ret void
+}}
+attributes #0 = {{ "target-cpu"="x86-64-v4" }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("lanes", "order", "stored"),
+    [
+        (1, "ult", "store i16 %{name}, ptr %{name}_at, align 8"),
+        (3, "eq", "store i16 %{name}, ptr %{name}_at, align 2"),
+        (4, "eq", "store i16 %{name}, ptr %{name}_at, align 8"),
+        (3, "ult", None),
+    ],
+)
+def test_a_masked_store_of_one_truncated_integer_writes_that_integer(lanes, order, stored):
+    """LLVM 22 would write what was truncated, over what follows."""
+    request = {
+        "triple": "x86_64-unknown-linux-gnu",
+        "level": 2,
+        "machine": {"cpu": "x86-64", "features": ""},
+        "kinds": ["llvm", "asm"],
+        "library": {"scalar": [[True]], "names": ["f"], "keep": ["f"]},
+    }
+    made = process.code(request, [[ONE_LANE.format(lanes=lanes, order=order)]], "a library")
+    (name,) = re.findall(r"%(pbk_lane_\d+) =", made["llvm"].decode()) or [None]
+    stores = re.findall(r"^\t(\w+)\t.*\(%rdi\)(?: {%k\d})?$", made["asm"].decode(), re.MULTILINE)
+    assert stores in ([["vpmovdw"]] if stored is None else [["movw"], ["vpextrw"]])
+    assert (name is None) == (stored is None)
+    assert name is None or stored.format(name=name) in made["llvm"].decode()

@@ -219,12 +219,21 @@ class Text:
     def store_vector(
         self, block: Block, value: Ssa, place: tuple[str, str], kind: str, mask: Ssa | None = None
     ) -> None:
-        """Elements to place = (buffer of type `kind`, index) on, where a mask is set."""
+        """Elements to place = (buffer of type `kind`, index) on, where a mask is set.
+
+        The first element alone is stored without a mask: see targets/llvm/repairs.py.
+        """
+        if mask is not None and self._is_first_lane(mask):
+            value, mask = self.builder(block, value.lanes).shuffle(value, value, range(1)), None
         if mask is None:
             block.add("vector.store", (value.name, *place), f"{kind}, {value.type}")
         else:
             operands = (*place, mask.name, value.name)
             block.add("vector.maskedstore", operands, f"{kind}, {mask.type}, {value.type}")
+
+    def _is_first_lane(self, mask: Ssa) -> bool:
+        known = self._constant_names.get((" [1]", mask.type, "vector.constant_mask"))
+        return known == mask.name
 
     def builder(self, block: Block, lanes: int) -> Builder:
         if lanes not in block.builders:
