@@ -87,12 +87,14 @@ FEW_VECTORS = 8
 LONGEST_CHAIN_OF_FEW_PRODUCTS = 256
 # The part of the time of a tile of one dimension's points at which another dimension's join it.
 CLEARLY_LESS = 0.9
-# Estimate of a tile relative to the least one, up to which the tile with the least code is taken. Products of 64 to 1024
-# rows take the same time with 8 x 2 and with 11 x 2 vectors (Zen 4).
+# Estimate of a tile relative to the least one, up to which the tile with the least code is taken in short products. Those of
+# 64 to 1024 rows take the same time with 8 x 2 and with 11 x 2 vectors (Zen 4).
 AS_QUICK = 1.03
 # Multiply-adds of the smallest tile that is taken for its little code: those of smaller ones wait for one another where two
 # begin in a cycle. Source: not recorded.
 FEWEST_PRODUCTS = 12
+# Multiply-adds of a nest up to which its code costs more than its time.
+SHORT_PRODUCT = 2**22
 
 
 # Rows of a stencil that a step takes; twice as many where it computes many more than it keeps.
@@ -488,11 +490,12 @@ def _tile_register(nest: Nest, sched: NestSchedule, core: Vectors) -> NestSchedu
     quickest = min(tiles, key=lambda tile: tiles[tile])
     # Beside the quickest there are tiles that divide the nest, and need no second text for its edges.
     enough = min(math.prod(quickest), FEWEST_PRODUCTS)
+    slower = AS_QUICK if math.prod(nest.dims.values()) <= SHORT_PRODUCT else 1.0
     j, unroll = min(
         (
             tile
             for tile, estimate in tiles.items()
-            if estimate <= tiles[quickest] * AS_QUICK
+            if estimate <= tiles[quickest] * slower
             and math.prod(tile) >= enough
             and (tile[0] == rows or quickest[0] < rows)  # or the other operand is read once more
         ),
