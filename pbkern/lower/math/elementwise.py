@@ -84,18 +84,23 @@ for _name, _op in {"max": "max", "min": "min", "mulhi": "mul_high"}.items():
 def _compared(b: Builder, eqn: EqnInfo, predicate: str, x: Ssa, y: Ssa) -> Ssa:
     """16-bit floats are compared as they are in memory: an element and the greatest of its row, whichever was stored."""
     if x.name != y.name:
-        x, y = _as_compared(b, eqn, x, y), _as_compared(b, eqn, y, x)
+        exact = predicate in ("eq", "ne")
+        x, y = _as_compared(b, eqn, x, y, exact), _as_compared(b, eqn, y, x, exact)
     return b.cmp(predicate, x, y, unsigned=eqn.unsigned)
 
 
-def _as_compared(b: Builder, eqn: EqnInfo, x: Ssa, other: Ssa) -> Ssa:
-    """x, rounded to the type of the comparison's operands if that may change what the comparison says."""
-    dtype = eqn.in_dtypes[0]
+def _as_compared(b: Builder, eqn: EqnInfo, x: Ssa, other: Ssa, exact: bool) -> Ssa:
+    """x, rounded to the type of the comparison's operands where what the comparison says may depend on it.
+
+    Which side of a constant x is on may depend on its last bit, but nothing that was stored; zero is one that small numbers
+    become.
+    """
+    dtype, number = eqn.in_dtypes[0], b.number(other)
     if not is_float(x.el) or storage_el(dtype) == x.el:
         return x
-    if dtype.name == "bfloat16" and b.number(other) == 0:
-        return x  # rounding keeps the sign: its numbers are as small as those of float32
-    return b.as_stored(x, dtype)
+    if number == 0 and dtype.name == "bfloat16":  # its numbers are as small as those of float32
+        return x
+    return x if number is not None and number != 0 and not exact else b.as_stored(x, dtype)
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
