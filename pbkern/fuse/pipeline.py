@@ -11,12 +11,13 @@ from operator import attrgetter
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.ops.ordered_values import ordered_values
 from pbkern.core.ops.shared_products import shared_products
 from pbkern.core.passes import Pass, passed_over, run_passes
 from pbkern.core.process import fallback
 from pbkern.core.process.context_values import during
 from pbkern.dsl.text.identifiers import identifier, unused
-from pbkern.fuse.access.blocks import rounded_products, steps_memoised
+from pbkern.fuse.access.blocks import rounded_values, steps_memoised
 from pbkern.fuse.algebra.contraction_precision import set_precision
 from pbkern.fuse.algebra.grouped_products import GroupProducts
 from pbkern.fuse.algebra.late_division import delay_normalisation
@@ -258,8 +259,10 @@ def plan(
         apply(parts.groups(), choices, machine)
     parts.edges[:0] = wanted.edges
     use_donated(parts.nodes, simple.jaxpr, donated)
-    once = shared_products(simple.jaxpr) if wanted.fast else frozenset()
-    with during(rounded_products, once), bodies_memoised():
+    once = ordered_values(simple.jaxpr)
+    if wanted.fast:
+        once |= shared_products(simple.jaxpr)
+    with during(rounded_values, once), bodies_memoised():
         segments = make_segments(
             name, simple, parts.nodes, params_for, argument_names(closed.jaxpr, simple.jaxpr)
         )

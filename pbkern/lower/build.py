@@ -74,7 +74,7 @@ class BodyBuilder:
             int, Steps
         ] = {}  # id of an index array -> how its rows move (lower/values/affine_index_arrays.py)
         self.unstored: set[int] = set()  # ids of values that are not stored for it
-        self.shared_products: frozenset = frozenset()  # variables of the body that are rounded once
+        self.rounded_once: frozenset = frozenset()  # variables of the body that are rounded once
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
         self._over: dict[int, Value] = {}  # id of a value -> what it may be stored over
@@ -119,16 +119,21 @@ class BodyBuilder:
             return value  # half precision is carried in float32 registers
 
         def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
-            return self.op("convert_element_type", dtype, xs[0], params={"new_dtype": dtype})
+            return self._converted(xs[0], dtype)
 
         return self.new(Lazy(value.shape, dtype, (value,), lambda ix: (ix,), combine, cost=1.0))
 
+    def _converted(self, x: Expr, dtype: np.dtype) -> Expr:
+        return self.op("convert_element_type", dtype, x, params={"new_dtype": dtype})
+
     def rounded(self, value: Value) -> Value:
         """The value as a number of its dtype, which no sum takes unrounded."""
-        info = np.finfo(value.dtype)
-        params = {"exponent_bits": info.nexp, "mantissa_bits": info.nmant}
 
         def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+            if value.dtype.itemsize == 2:  # keeps subnormal numbers
+                return self._converted(self._converted(xs[0], np.dtype(np.float32)), value.dtype)
+            info = np.finfo(value.dtype)
+            params = {"exponent_bits": info.nexp, "mantissa_bits": info.nmant}
             return self.op("reduce_precision", value.dtype, xs[0], params=params)
 
         return self.new(Lazy(value.shape, value.dtype, (value,), lambda ix: (ix,), combine))
@@ -225,7 +230,7 @@ class BodyBuilder:
             else:
                 value = self.value_of(eqn, [self.read(env, var) for var in eqn.invars])
                 env[eqn.outvars[0]] = (
-                    self.rounded(value) if eqn.outvars[0] in self.shared_products else value
+                    self.rounded(value) if eqn.outvars[0] in self.rounded_once else value
                 )
 
     def _inline_call(self, inner: jex.ClosedJaxpr, eqn, env: dict) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedKernel
 from pbkern.core.lazy_dataclass import dataclass
+from pbkern.core.ops.ordered_values import ordered_values
 from pbkern.core.ops.shared_products import shared_products
 from pbkern.core.passes import Pass, run_passes
 from pbkern.dsl.conditional_results import unsure_results
@@ -533,7 +534,9 @@ class _Building:
         refs += map(_whole, self.scratch)
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
-        builder.shared_products = shared_products(jaxpr) if self.options.contract else frozenset()
+        builder.rounded_once = ordered_values(jaxpr)
+        if self.options.contract:
+            builder.rounded_once |= shared_products(jaxpr)
         statements = block_shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
         if self.looped:
             sizes = {grid_symbol(axis): self.kernel.grid[axis] for axis in self.looped}

@@ -60,7 +60,7 @@ class ElementwisePrimitive:
       error_ulp: bound of the error of our code in float32 and float64, in units in the last place; None: it is exact.
       approx_relative: bound of the relative error in float32 and float64 of the cheaper version that `approx=True`
         chooses; None: there is none.
-      in_memory: depends on the format in which its operands lie in memory.
+      in_memory: depends on operands as they lie in memory, as bits and comparisons do: 16-bit floats are rounded for it.
       on_sub_byte: needs no reduction to the width of an integer that is narrower than its register.
       in_index_tests: comparisons of indices, and combinations of those, consist of it.
       reports: tells the process about elements, beside its result.

@@ -15,6 +15,8 @@ from jax.extend import core as jex
 
 from pbkern.core.jaxprs import inner_jaxprs
 
+from . import rounding
+
 PRODUCTS = frozenset({"mul", "square", "integer_pow"})
 SUMS = frozenset({"add", "add_any", "sub", "reduce_sum", "cumsum", "reduce_window_sum"})
 # What reads elements as they are, or with the other sign: its readers are the product's.
@@ -60,6 +62,8 @@ def shared_products(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
 
 def rounded(x):
     """The value as a number of its own dtype: no operation that reads it may use it unrounded."""
+    if x.dtype.itemsize == 2:
+        return rounding.rounded(x)
     info = np.finfo(x.dtype)
     return lax.reduce_precision(x, info.nexp, info.nmant)
 

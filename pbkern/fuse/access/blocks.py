@@ -381,16 +381,16 @@ def literal(atom):
     return np.asarray(atom.val, atom.aval.dtype)
 
 
-# Products that several sums read (core/ops/shared_products.py), in the function whose kernels are
-# being made.
-rounded_products: contextvars.ContextVar[frozenset] = contextvars.ContextVar(
-    "products rounded once", default=frozenset()
+# Products that several sums read (core/ops/shared_products.py) and 16-bit floats that are compared with the greatest of
+# them (core/ops/ordered_values.py), in the function whose kernels are being made.
+rounded_values: contextvars.ContextVar[frozenset] = contextvars.ContextVar(
+    "values rounded once", default=frozenset()
 )
 
 
 def run_steps(requests: BlockRequests, blocks: dict, ctx: BodyContext) -> Callable:
     """Computes all steps, given the `blocks` of inputs, (value, hull) -> array. Returns get(value or literal, access)."""
-    blocks, once = dict(blocks), rounded_products.get()
+    blocks, once = dict(blocks), rounded_values.get()
 
     def get(atom, access):
         if access is None:

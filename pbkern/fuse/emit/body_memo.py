@@ -12,7 +12,7 @@ from jax.extend import core as jex
 from pbkern._jax import user_line
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process.context_values import during
-from pbkern.fuse.access.blocks import BlockRequests, rounded_products, trace_body
+from pbkern.fuse.access.blocks import BlockRequests, rounded_values, trace_body
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.tiling.search_memo import description
 
@@ -26,7 +26,7 @@ class _Bodies:
     def key(self, requests: BlockRequests, outputs: Sequence[tuple[jex.Var, Access]]) -> tuple:
         """Equal for bodies that differ only in the names of values; messages of both name the same lines of the user."""
         names: dict = {}
-        once = rounded_products.get()
+        once = rounded_values.get()
 
         def name(atom) -> int | None:
             return None if isinstance(atom, jex.Literal) else names.setdefault(atom, len(names))

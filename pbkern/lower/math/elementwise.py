@@ -3,7 +3,7 @@
 A rule gets a Builder, the equation's facts and its operands, already broadcast to common lanes.
 Families come first, as data; exceptions after them, as functions. Meanings follow XLA on CPU.
 Between the operations of one expression float16 and bfloat16 keep f32 precision; only
-convert_element_type and reduce_precision round. Functions with polynomials are in functions.py.
+convert_element_type, reduce_precision and comparisons round. Functions with polynomials are in functions.py.
 """
 
 from __future__ import annotations
@@ -80,8 +80,31 @@ for _name, _op in {"max": "max", "min": "min", "mulhi": "mul_high"}.items():
         lambda b, eqn, x, y, _op=_op: getattr(b, _op)(x, y, unsigned=eqn.unsigned)
     )
 
+
+def _compared(b: Builder, eqn: EqnInfo, predicate: str, x: Ssa, y: Ssa) -> Ssa:
+    """16-bit floats are compared as they are in memory: an element and the greatest of its row, whichever was stored."""
+    if x.name != y.name:
+        exact = predicate in ("eq", "ne")
+        x, y = _as_compared(b, eqn, x, y, exact), _as_compared(b, eqn, y, x, exact)
+    return b.cmp(predicate, x, y, unsigned=eqn.unsigned)
+
+
+def _as_compared(b: Builder, eqn: EqnInfo, x: Ssa, other: Ssa, exact: bool) -> Ssa:
+    """x, rounded to the type of the comparison's operands where what the comparison says may depend on it.
+
+    Which side of a constant x is on may depend on its last bit, but nothing that was stored; zero is one that small numbers
+    become.
+    """
+    dtype, number = eqn.in_dtypes[0], b.number(other)
+    if not is_float(x.el) or storage_el(dtype) == x.el:
+        return x
+    if number == 0 and dtype.name == "bfloat16":  # its numbers are as small as those of float32
+        return x
+    return x if number is not None and number != 0 and not exact else b.as_stored(x, dtype)
+
+
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    RULES.register(_name)(lambda b, eqn, x, y, _op=_name: b.cmp(_op, x, y, unsigned=eqn.unsigned))
+    RULES.register(_name)(lambda b, eqn, x, y, _op=_name: _compared(b, eqn, _op, x, y))
 
 for _name, _op in {
     "shift_left": "shl",
@@ -214,7 +237,7 @@ def _total_order(predicate: str):
         if is_float(x.el):
             el, width = f"i{BITS[x.el]}", BITS[x.el]
             top, magnitude = b.c(width - 1, el), b.c((1 << (width - 1)) - 1, el)
-            x, y = (b.bitcast(operand, el) for operand in (x, y))
+            x, y = (b.bitcast(b.as_stored(operand, eqn.in_dtypes[0]), el) for operand in (x, y))
             x, y = (b.xor(bits, b.and_(b.sar(bits, top), magnitude)) for bits in (x, y))
         return b.cmp(predicate, x, y, unsigned=eqn.unsigned)
 

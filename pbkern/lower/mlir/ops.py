@@ -596,6 +596,13 @@ class Builder:
         """A register value rounded to what `dtype` can hold."""
         return self.from_storage(self.to_storage(x, dtype), dtype) if is_float(x.el) else x
 
+    def as_stored(self, x: Ssa, dtype) -> Ssa:
+        """round_to where x may be something else: not of constants, nor of what was loaded."""
+        narrow = self.known.narrow.get(x.name)
+        if self.number(x) is not None or (narrow and narrow.el == storage_el(dtype)):
+            return x
+        return self.round_to(x, dtype)
+
     def convert(self, x: Ssa, source, target) -> Ssa:
         """convert_element_type on register values, rounded to `target` explicitly."""
         source, target = np.dtype(source), np.dtype(target)

@@ -1,7 +1,7 @@
 """Elementwise operations of expressions on NumPy arrays, for the interpreter of nests.
 
 float16 and bfloat16 are carried as float32 between the operations of one expression, as
-lower/math/elementwise.py has it: only convert_element_type and reduce_precision round. What an
+lower/math/elementwise.py has it: only convert_element_type, reduce_precision and comparisons round. What an
 operation means is its row's (core/ops/elementwise.py).
 """
 
