@@ -612,3 +612,14 @@ def test_the_command_names_the_edited_file_where_that_is_at_fault(tmp_path, caps
     kernels.write_text(text)
     assert main(["adopt", function, str(kernels)]) == 2
     assert "softmax` cannot be traced" in capsys.readouterr().err
+
+
+def test_static_arguments_are_given_to_adopt(tmp_path):
+    def descended(x, steps):
+        return jax.lax.fori_loop(0, steps, lambda _, x: x - 0.1 * jnp.sin(x), x)
+
+    f, x, path = pbkern.jit(descended, static_argnums=1), jnp.ones((40, 30)), tmp_path / "edited.py"
+    pbkern.eject(f, x, 5, path=path)
+    np.testing.assert_allclose(pbkern.adopt(f, path, x, 5)(x, 5), descended(x, 5), rtol=1e-6)
+    with pytest.raises(ArgumentError, match="static arguments are no arrays"):
+        pbkern.adopt(f, path)

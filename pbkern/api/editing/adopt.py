@@ -61,9 +61,18 @@ def adopt(function: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
       True
     """
     module = module if isinstance(module, types.ModuleType) else loaded(module)
-    if not args and not kwargs:
+    if args or kwargs:
+        host = host_function(function, args, kwargs)
+    else:
         args = getattr(module, "example_args", ())
-    host = host_function(function, args, kwargs)
+        try:
+            host = host_function(function, args, kwargs)
+        except TypeError as e:
+            raise ArgumentError(
+                "the module's `example_args` are no arguments of the function",
+                why=f"{e}; static arguments are no arrays, and not among them",
+                hint="pbkern.adopt(f, module, *args) checks kernels for these arguments",
+            ) from None
     edited = {name: value for name, value in vars(module).items() if name in host.kernels}
     if not edited:
         raise ArgumentError(
