@@ -148,7 +148,7 @@ def scalar_stores(text: str) -> str:
     """LLVM IR in which masked stores of one integer, by a constant mask, are stores of that integer.
 
     With AVX-512, LLVM 22 makes a masked store of truncated integers one that truncates, and this a
-    store of the one integer before truncation, which overwrites what follows (LLVM's issue 179489;
+    store of the one integer before truncation, which overwrites what follows (LLVM's bug 179489;
     23 is right). LLVM's passes find more masks that are constant: this comes after them.
     """
 
