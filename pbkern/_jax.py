@@ -590,9 +590,17 @@ def set_checkify_rule(primitive, bind: Callable) -> None:
     checkify.error_checks[primitive] = rule
 
 
-def hoist_constants(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Makes a jaxpr's constants its leading operands."""
-    return core.ClosedJaxpr(partial_eval.convert_constvars_jaxpr(closed.jaxpr), ())
+def hoist_constants(closed: jex.ClosedJaxpr, but: Sequence[int] = ()) -> jex.ClosedJaxpr:
+    """Makes a jaxpr's constants its leading operands, except those at the places `but`."""
+    hoisted = core.ClosedJaxpr(partial_eval.convert_constvars_jaxpr(closed.jaxpr), ())
+    if not but:
+        return hoisted
+    operands, count = hoisted.jaxpr.invars, len(closed.consts)
+    leading = [*but, *(n for n in range(count) if n not in but)]
+    ordered = [*(operands[n] for n in leading), *operands[count:]]
+    return with_constants(
+        core.ClosedJaxpr(hoisted.jaxpr.replace(invars=ordered), ()), [closed.consts[n] for n in but]
+    )
 
 
 def with_constants(closed: jex.ClosedJaxpr, values: Sequence) -> jex.ClosedJaxpr:

@@ -4,8 +4,8 @@ JAX differentiates, batches and splits the jaxpr; each rule here binds the primi
 result, so forward and backward reach the compiler whole. What the primitive compiles to is
 api/pipeline.py. Private JAX is in _jax.py.
 
-Parameters of the primitive: `jaxpr` (closed, without constants: what the function closes over
-becomes operands), `name`, `options`, and `donated`, one flag per operand, which the decorator sets
+Parameters of the primitive: `jaxpr` (closed: what the function closes over becomes operands, except
+filters of convolutions, which are constants), `name`, `options`, and `donated`, one flag per operand, which the decorator sets
 and every transformation clears.
 """
 
@@ -25,6 +25,7 @@ from pbkern._user_lines import UserLine, raise_at
 from pbkern.core.jaxprs import evaluate
 from pbkern.core.lazy_dataclass import dataclass
 
+from .constant_filters import constant_filters
 from .constant_iotas import count_progressions
 from .residuals import Residuals, choose_residuals
 
@@ -145,7 +146,7 @@ class Traced:
     """A function, traced.
 
     Attributes:
-      closed: without constants: what the function closes over are its first operands.
+      closed: what the function closes over are its first operands, except filters of convolutions, which are constants.
       held: those values, then the leaves of the arguments that are not static. constants: how many
         of the former there are.
       donated: one flag per operand.
@@ -173,10 +174,11 @@ def trace(fn: Callable, static: Marked, donated: Marked, args: tuple, kwargs: di
         *args, **named
     )
     closed = count_progressions(_jax.without_dead_code(_jax.without_refs(closed)))
-    flags = (False,) * len(closed.consts) + donated.flags(dynamic, named)
-    return Traced(
-        _jax.hoist_constants(closed), [*closed.consts, *leaves], len(closed.consts), flags, results
-    )
+    filters = constant_filters(closed)
+    held = [const for n, const in enumerate(closed.consts) if n not in filters]
+    flags = (False,) * len(held) + donated.flags(dynamic, named)
+    hoisted = _jax.hoist_constants(closed, filters)
+    return Traced(hoisted, [*held, *leaves], len(held), flags, results)
 
 
 def traced_call(

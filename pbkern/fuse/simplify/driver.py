@@ -25,9 +25,11 @@ from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import literal
 
 from .constant_factors import Factors
+from .known_arrays import KnownArrays
+from .known_filters import filtered
 from .max_pool_gradient import scatter_to_argmax
 from .powers import write_out
-from .rewrites import REWRITES, UNSAFE, Rewrite
+from .rewrites import REWRITES, UNSAFE, Rewrite, first_of
 from .small_factorisations import factored, in_control_flow
 from .splat_operands import Splat
 
@@ -60,6 +62,16 @@ class Simplify:
         "vectors of float32 whose lanes are the matrices that a program of a kernel factors at once. 256 of 8 x 8: QR 233, "
         "127, 97 and 99 us with 4, 8, 16 and 32 at once, LU 158, 78, 75 and 68, on vectors of 8. Zen 3, 26 November 2026",
     )
+    most_filter_terms: int = threshold(
+        25,
+        "taps of a known filter that are written out, as many terms as the CPU's nests write out of a sum. 7 x 7: 10.4 ms, as "
+        "a convolution 7.4. Zen 4, 27 November 2026",
+    )
+    fewest_taps_per_term: float = threshold(
+        2.0,
+        "taps of a known filter, per term of its dimensions one after the other, from which on these cost less than they "
+        "save: an intermediate image. Source: the table of known_filters.py",
+    )
     most_per_program: int = threshold(
         32,
         "matrices that a program factors at once, at most: scratch is that many. A warp of a GPU",
@@ -70,6 +82,9 @@ class Simplify:
             closed,
             unsafe_math=options.unsafe,
             platform=options.platform,
+            filters=options.unsafe
+            and options.fast
+            and (options.precision in (None, "fp32") or options.is_default_precision),
             limits=self,
             lanes=options.machine.lanes(4),
         )
@@ -80,13 +95,15 @@ def simplify(
     *,
     unsafe_math: bool = True,
     platform: str = "cpu",
+    filters: bool = False,
     limits: Simplify | None = None,
     lanes: int = 8,
 ) -> jex.ClosedJaxpr:
     """Runs the rewrites, then CSE and dead code elimination.
 
     `unsafe_math` admits rewrites that may change rounding, except of means. Of branches for several
-    platforms, only the one for `platform` stays. limits: thresholds, default those
+    platforms, only the one for `platform` stays. filters: convolutions with known filters become arithmetic
+    (known_filters.py), whatever the precision of convolutions. limits: thresholds, default those
     of the pass. lanes: float32 elements of a vector.
     """
     limits = limits or Simplify()
@@ -116,6 +133,13 @@ def simplify(
             "mul": factors.mul,
             "div": factors.div,
         }
+    if filters:
+        known = functools.partial(
+            filtered,
+            most_terms=limits.most_filter_terms,
+            fewest_taps_per_term=limits.fewest_taps_per_term,
+        )
+        unsafe["conv_general_dilated"] = first_of(known, exact["conv_general_dilated"])
     rewrites = exact | unsafe | {"platform_index": _branch_for(platform)}
     return _retraced(closed, rewrites, everywhere=True)
 
@@ -193,14 +217,21 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool) -> lis
     """Binds every equation again. Merges equal ones and applies rewrites."""
     seen: dict = {}
     uniform = Splat(rewrites)
+    known = KnownArrays(uniform)
 
     def bind(eqn, operands):
         results = uniform.folded(eqn, operands)
         if results is None:
-            operands = uniform.as_scalars(eqn, operands)
+            operands = known.as_arrays(eqn, uniform.as_scalars(eqn, operands))
             results = bind_anew(eqn, operands)
             uniform.note(eqn, operands, results)
+            known.note(eqn, operands, results)
         return results
+
+    def constant(value):
+        standing = jaxprs.constant_value(value)
+        known.note_constant(standing, value)
+        return standing
 
     def bind_anew(eqn, operands):
         rewrite = rewrites.get(eqn.primitive.name)
@@ -220,16 +251,15 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool) -> lis
             seen[key] = results
         return results
 
-    return _evaluate(closed.jaxpr, closed.consts, args, bind)
+    return _evaluate(closed.jaxpr, closed.consts, args, bind, constant)
 
 
-def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, caller=None) -> list:
-    """Binds each equation.
+def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, constant, caller=None) -> list:
+    """Binds each equation. constant: a constant of a function -> the value that its equations get.
 
     One without a user line, inside a library's function, carries the line of the call.
     """
-    values = map(jaxprs.constant_value, consts)
-    env = dict(zip(jaxpr.constvars, values)) | dict(zip(jaxpr.invars, args))
+    env = dict(zip(jaxpr.constvars, map(constant, consts))) | dict(zip(jaxpr.invars, args))
 
     def read(atom):
         return literal(atom) if isinstance(atom, jex.Literal) else env[atom]
@@ -239,7 +269,7 @@ def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, caller=None) -> list:
         inner = jaxprs.called_jaxpr(eqn)
         line = eqn if caller is None or user_line(eqn) else caller
         if inner is not None:
-            results = _evaluate(inner.jaxpr, inner.consts, operands, bind, line)
+            results = _evaluate(inner.jaxpr, inner.consts, operands, bind, constant, line)
         else:
             with source_of(line):
                 results = bind(eqn, operands)

@@ -137,7 +137,9 @@ def _fold_scalars(eqn, operands):
         return None
 
 
-def _first(*rules: Rewrite) -> Rewrite:
+def first_of(*rules: Rewrite) -> Rewrite:
+    """The first of these rewrites that applies."""
+
     def first(eqn, operands):
         return next((result for rule in rules if (result := rule(eqn, operands)) is not None), None)
 
@@ -312,10 +314,10 @@ REWRITES: dict[str, Rewrite] = {
     # varies.
     "pvary": lambda eqn, operands: list(operands),
     "psum_invariant": lambda eqn, operands: list(lax.psum(tuple(operands), eqn.params["axes"])),
-    "mul": _first(_fold_scalars, _mul),
-    "sub": _first(_fold_scalars, _sub_zero),
-    "div": _first(_fold_scalars, _div),
-    "max": _first(_fold_scalars, _max),
+    "mul": first_of(_fold_scalars, _mul),
+    "sub": first_of(_fold_scalars, _sub_zero),
+    "div": first_of(_fold_scalars, _div),
+    "max": first_of(_fold_scalars, _max),
     "select_n": _select,
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
@@ -334,4 +336,4 @@ REWRITES: dict[str, Rewrite] = {
     "reduce_window_max": _window(least),
     "reduce_window_min": _window(greatest),
 }
-UNSAFE: dict[str, Rewrite] = {"div": _first(_fold_scalars, _div_unsafe)}
+UNSAFE: dict[str, Rewrite] = {"div": first_of(_fold_scalars, _div_unsafe)}
