@@ -1,4 +1,4 @@
-"""Views of arrays, evaluated by NumPy: the numbers behind a few views of a small constant are known without running anything."""
+"""Views of arrays, evaluated by NumPy: the numbers behind some views of a small constant are known without running it."""
 
 from __future__ import annotations
 
