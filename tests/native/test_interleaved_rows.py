@@ -127,3 +127,32 @@ def test_one_shuffle_or_two_per_vector():
 
 def test_full_rows_are_not_woven():
     assert shuffles(lambda x: x[:, ::-1], jax.ShapeDtypeStruct((8, 64, 16), jnp.float32)) == 0
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (2, 3), (3, 3), (4, 2), (17, 2), (2, 17)])
+def test_rows_of_one_write_beside_rows_of_several(shape, parts):
+    """One result is turned: its row is all points of a dimension, while a row of the other is one point of each write."""
+    x, y = numbers((*shape, parts)), numbers((shape[1], parts))
+
+    def body(x, y, turned, straight):
+        x, y = x[...], y[...]
+        turned[...] = jnp.stack([x[..., n].T for n in range(parts)], -1)
+        straight[...] = jnp.stack([x[..., n] * y[:, n - 1] + n for n in range(parts)], -1)
+
+    shapes = (shape[1], shape[0], parts), (*shape, parts)
+    kernel = pbkern.kernel(body, out_shape=[jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])
+    turned, straight = kernel(x, y)
+    np.testing.assert_array_equal(turned, np.asarray(x).swapaxes(0, 1))
+    wanted = np.asarray(x) * np.roll(np.asarray(y), 1, -1) + np.arange(parts)
+    np.testing.assert_array_equal(straight, wanted)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 17])
+def test_complex_products_with_their_own_transposes(size):
+    rng = np.random.default_rng(size)
+    a, w = (rng.standard_normal((*s, 2)) @ [1, 1j] for s in ((size, size), (size,)))
+    f = lambda a, w: (a * w) @ a.T
+    np.testing.assert_allclose(
+        pbkern.jit(f)(np.complex64(a), np.complex64(w)), (a * w) @ a.T, atol=1e-4
+    )

@@ -105,6 +105,11 @@ def _can_be_joint(nest: Nest, store: Store, vector: str | None) -> bool:
     )
 
 
+def _points(steps: dict[str, int]) -> list[Point]:
+    """All points of dimensions with these sizes."""
+    return [dict(zip(steps, offsets)) for offsets in itertools.product(*map(range, steps.values()))]
+
+
 def joint_stores(nest: Nest, vector: str) -> tuple[list[Store], dict[str, int]]:
     """(writes that jointly store whole vectors, dimensions that take all their points in one step for that)."""
     strided = [store for store in nest.stores if store.inner and _can_be_joint(nest, store, vector)]
@@ -121,10 +126,7 @@ def joint_stores(nest: Nest, vector: str) -> tuple[list[Store], dict[str, int]]:
     }
     if not strided or math.prod(steps.values()) * len(nest.nodes()) > MAX_JOINT_NODES:
         return [], {}
-    points = [
-        dict(zip(steps, offsets)) for offsets in itertools.product(*map(range, steps.values()))
-    ]
-    joint = {n for n, _ in runs_of_stores(nest, vector, points, inner=True)}
+    joint = {n for n, _ in runs_of_stores(nest, vector, _points(steps), inner=True)}
     if len(joint) < len(strided):
         return [], {}
     return strided, steps
@@ -138,7 +140,8 @@ def is_interleaved_row(nest: Nest, store: Store, vector: str, steps: dict[str, i
     close together.
     """
     step, streamed = flat_coefficient(store.buf, store.index, vector), {vector, *steps}
-    if math.prod(steps.values()) != step:
+    flat = flat_index(store.buf, store.index)
+    if places(flat.linear(), _points(steps)) != set(range(step)):
         return False
     written = {store.buf.root for store in nest.stores}
 
