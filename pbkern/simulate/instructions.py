@@ -17,6 +17,8 @@ from .operands import Reader, as_type, operand
 from .parse import SIZES, Instruction, PtxProgram
 
 Mask = np.ndarray | None
+# Types of an instruction that takes 16-bit floats and computes in float32.
+MIXED = {("f32", "f16"), ("f32", "bf16")}
 Step = Callable[[Any, Mask], None]
 SPACES = ("global", "shared", "local", "param")
 _ADDRESS = re.compile(r"\[\s*([\w%$.]+)\s*(?:\+\s*(-?\w+))?\s*\]")
@@ -44,9 +46,13 @@ def _table(program: PtxProgram, instruction: Instruction) -> Step:
     """Makes a step of an instruction of ops.TABLE."""
     if instruction.op[-1].endswith("x2"):
         return _halves(program, instruction)
+    if instruction.op[-2:] in MIXED:
+        return _mixed(program, instruction)
     name, dtype = instruction.op[0], ops.TYPES[instruction.op[-1]]
     if name not in ops.TABLE:
         raise ops.Unknown(name)
+    if not ops.TYPES.keys().isdisjoint(instruction.op[:-1]):
+        raise ops.Unknown("two types")
     if name == "mov" and instruction.operands[0].startswith("{"):
         return _unpacked(program, instruction, dtype)
     if name == "mov" and instruction.operands[1].startswith("{"):
@@ -72,6 +78,26 @@ def _table(program: PtxProgram, instruction: Instruction) -> Step:
         case [x, y]:
             return lambda gang, mask: gang.put(dst, function(x(gang), y(gang)), mask)
     return lambda gang, mask: gang.put(dst, function(*(source(gang) for source in read)), mask)
+
+
+def _mixed(program: PtxProgram, instruction: Instruction) -> Step:
+    """An operation in float32 whose first operands are 16-bit floats."""
+    (*op, half), name = instruction.op, instruction.op[0]
+    missing = ops.missing(instruction.op, ops.TYPES["f32"])
+    if name not in ops.WIDENED or missing:
+        raise ops.Unknown(missing or name)
+    function, (dst, *sources) = ops.TABLE[name](tuple(op), ops.TYPES["f32"]), instruction.operands
+    widened = ops.WIDENED[name]
+    read = [
+        operand(program, text, ops.TYPES[half if n < widened else "f32"])
+        for n, text in enumerate(sources)
+    ]
+
+    def step(gang: Any, mask: Mask) -> None:
+        values = [source(gang).astype(np.float32) for source in read]
+        gang.put(dst, function(*values), mask)
+
+    return step
 
 
 def _halves(program: PtxProgram, instruction: Instruction) -> Step:

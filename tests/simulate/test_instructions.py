@@ -150,3 +150,29 @@ def test_every_lane_has_local_memory_of_its_own():
     pbkern.simulate_ptx(head + LOCALS, 1, 32, [x, y, out])
     first, second = 1000 + lane + 100, 1000 + lane
     np.testing.assert_array_equal(out, np.where(lane < 11, first, 2000 + lane) + first + second)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("f16", np.float16), ("bf16", ml_dtypes.bfloat16)])
+@pytest.mark.parametrize(
+    ("code", "f"),
+    [
+        ("add.rn.f32.{0} %r4, %rs1, %r3;", lambda a, c: a + c),
+        ("sub.rn.f32.{0} %r4, %rs1, %r3;", lambda a, c: a - c),
+        ("fma.rn.f32.{0} %r4, %rs1, %rs2, %r3;", lambda a, c: a * a + c),
+    ],
+)
+def test_operands_of_16_bits_are_widened(kind, dtype, code, f):
+    """sm_100 and later: mixed precision floating point instructions."""
+    half, y = (np.random.default_rng(2).normal(size=(2, 32)) * 8).astype("f4")
+    half = half.astype(dtype)
+    x, out = half.view(np.uint16).astype(np.uint32), np.zeros(32, np.uint32)
+    moves = ".reg .b16 %rs<3>;\ncvt.u16.u32 %rs1, %r2;\nmov.b16 %rs2, %rs1;\n"
+    text = f"{HEAD}{moves}{code.format(kind)}\nst.global.b32 [%rd7], %r4;\nret;\n}}\n"
+    pbkern.simulate_ptx(text, 1, 32, [x, y.view(np.uint32), out])
+    np.testing.assert_array_equal(out.view(np.float32), f(half.astype("f4"), y))
+
+
+def test_two_types_that_no_rule_knows_are_refused():
+    x = np.zeros(32, np.float32)
+    with pytest.raises(pbkern.errors.InternalError, match=r"mul\.rn\.f32\.f16"):
+        run("mul.rn.f32.f16", x, x)
