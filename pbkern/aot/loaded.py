@@ -46,6 +46,11 @@ def _shape(argument: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[int, 
     )
 
 
+def _symbols(argument: Mapping[str, Any]) -> list[str]:
+    """Names of the sizes that an argument's shape depends on."""
+    return sorted({name for d in argument.get("dimensions", ()) for name in d["sizes"]})
+
+
 class LoadedLibrary:
     """A library in this process.
 
@@ -163,10 +168,14 @@ class LoadedLibrary:
                 hint="np.asarray(x)",
             )
         if x.dtype != dtype or x.shape != shape:
+            symbols = _symbols(argument)
+            said = " and ".join(f"{symbol} = {sizes[symbol]}" for symbol in symbols)
             raise KernelError(
                 f"`{name}` has another type",
-                why=f"{x.dtype}{list(x.shape)}; it is {wanted}",
-                hint="the library is made for one type of each argument",
+                why=f"{x.dtype}{list(x.shape)}; it is {wanted}" + (f" for {said}" if said else ""),
+                hint="arguments of one call agree on their sizes"
+                if symbols
+                else "the library is made for one type of each argument",
             )
         if not x.flags.c_contiguous or not x.flags.aligned:
             raise KernelError(

@@ -508,6 +508,6 @@ TABLE: dict[str, Maker] = {
 }
 # Which operands, counted from the first source, are 32-bit counts.
 COUNTS = {"shl": {1}, "shr": {1}, "bfe": {1, 2}, "bfi": {2, 3}, "shf": {2}}
-# How many operands, from the first source on, have 16 bits and are widened, where two types follow one another: `add.f32.f16 d, a, c`.
-# Source: PTX ISA 8.7, mixed precision floating point instructions.
+# How many operands, from the first source on, have 16 bits and are widened, where two types follow one another, as in
+# `add.f32.f16 d, a, c`. Source: PTX ISA 8.7, mixed precision floating point instructions.
 WIDENED = {"add": 1, "sub": 1, "fma": 2}

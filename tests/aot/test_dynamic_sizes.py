@@ -196,8 +196,10 @@ def test_sizes_that_disagree_are_refused(tmp_path):
     (b,) = export.symbolic_shape("b", constraints=["b <= 8"])
     types = [jax.ShapeDtypeStruct((b, 2), jnp.float32)] * 2
     call = library(lambda x, y: x + y, *types, folder=tmp_path).load()
-    with pytest.raises(KernelError, match="`y` has another type"):
+    with pytest.raises(KernelError, match="`y` has another type") as raised:
         call(programs.numbers(3, 2), programs.numbers(4, 2))
+    assert "it is float32[3, 2] for b = 3" in str(raised.value)
+    assert "agree on their sizes" in str(raised.value)
 
 
 def test_a_maximum_is_asked_for(tmp_path):
@@ -445,6 +447,33 @@ def test_modules_whose_rows_depend_on_the_size(tmp_path, kind):
     for count in (2, 3, 7, 9):
         x = torch.randn(count, 6)
         np.testing.assert_allclose(call(x.numpy()), module(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["embedding", "index", "compare"])
+def test_indices_of_64_bits(tmp_path, kind):
+    torch.manual_seed(0)
+
+    class Index(torch.nn.Module):
+        def forward(self, x, i):
+            return x[i]
+
+    class Compare(torch.nn.Module):
+        def forward(self, i):
+            return (i < 3).float() + i * 2
+
+    indices = lambda count: torch.arange(5 * count).reshape(count, 5) % 11
+    size, table = {0: torch.export.Dim("b", min=1, max=8)}, torch.rand(11, 4)
+    module, first, sizes = {
+        "embedding": (torch.nn.Embedding(11, 4), (), (size,)),
+        "index": (Index(), (table,), (None, size)),
+        "compare": (Compare(), (), (size,)),
+    }[kind]
+    program = torch.export.export(module.eval(), (*first, indices(3)), dynamic_shapes=sizes)
+    options = {"aot_name": "f", "weights": "embed" if kind == "embedding" else "arguments"}
+    call = pbkern.polyblocks_aot_torch(program, compile_options=options, output=tmp_path)().load()
+    for count in (1, 2, 7):
+        given = [x.numpy() for x in (*first, indices(count))]
+        np.testing.assert_array_equal(call(*given), module(*first, indices(count)).detach())
 
 
 STEPS = {

@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern import _jax
 from pbkern._jax import bind_again, params_of, user_line
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import called_jaxpr, inner_jaxprs
@@ -156,7 +157,11 @@ def parts_differ(
         return True  # keys of random numbers are not drawn
     rng = np.random.default_rng(0)
     arrays = [_drawn(rng, aval) for aval in whole.given]
-    run = lambda traced, xs: jax.jit(jex.jaxpr_as_fun(traced.closed))(*traced.held, *xs)
+
+    def run(traced: TracedForSizes, xs: list) -> list:
+        with _jax.types_kept(traced.closed):
+            return jax.jit(jex.jaxpr_as_fun(traced.closed))(*traced.held, *xs)
+
     together = run(whole, arrays)
     done = 0
     for part in (1 << bit for bit in reversed(range(rows.bit_length())) if rows >> bit & 1):

@@ -126,6 +126,9 @@ def _layers(
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """All layers and directions: x [time, batch, features], hidden and cell [layers * directions, batch, size]."""
+    if torch.is_autocast_enabled("cpu"):
+        config = biases, layers, dropout, train, both, batch_first
+        return _layers_in_autocast(kind, x, hidden, cell, weights, *config)
     loop, _ = operators()
     x = x.transpose(0, 1) if batch_first else x
     directions, per = 2 if both else 1, 4 if biases else 2
@@ -152,6 +155,18 @@ def _layers(
             x = F.dropout(x, dropout)
     hidden, cell = map(torch.stack, zip(*last))
     return x.transpose(0, 1) if batch_first else x, hidden, cell
+
+
+def _layers_in_autocast(
+    kind: str, x: Tensor, hidden: Tensor, cell: Tensor, weights: Sequence[Tensor], *config: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Layers in the types of Torch's: LSTMs and plain ones in autocast's, while a GRU's products meet a state in its own."""
+    dtype = torch.get_autocast_dtype("cpu")
+    if kind == "gru":
+        dtype = torch.promote_types(dtype, hidden.dtype)
+    with torch.autocast("cpu", enabled=False):
+        cast = lambda tensor: tensor if tensor.dtype == torch.float64 else tensor.to(dtype)
+        return _layers(kind, cast(x), cast(hidden), cast(cell), list(map(cast, weights)), *config)
 
 
 def lstm(

@@ -231,6 +231,25 @@ def test_autocast(dtype):
     assert fast(x).dtype is torch.float32
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "tanh", "relu"])
+@torch._dynamo.config.patch(allow_rnn=True)
+def test_recurrent_layers_under_autocast(kind, narrow):
+    module = (
+        getattr(nn, kind)(4, 5, 2) if kind in ("LSTM", "GRU") else nn.RNN(4, 5, 2, nonlinearity=kind)
+    )  # fmt: skip
+    x = torch.rand(6, 3, 4).to(torch.bfloat16 if narrow else torch.float32).requires_grad_()
+    fast = jit(module)
+    with torch.autocast("cpu"):
+        made, expected = (torch.utils._pytree.tree_leaves(f(x)) for f in (fast, module))
+    for ours, eager in zip(made, expected, strict=True):
+        assert ours.dtype is eager.dtype
+        torch.testing.assert_close(ours, eager, rtol=0.05, atol=0.05)
+    ((got,), (want,)) = (torch.autograd.grad(out[0].float().sum(), x) for out in (made, expected))
+    assert got.dtype is want.dtype
+    torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+
+
 def test_transformations_of_functions():
     f = lambda x: (x.sin() * x).sum()
     x = torch.rand(4, 3)
