@@ -11,7 +11,7 @@ from pbkern.core.errors import InternalError
 from pbkern.core.jaxprs import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.schedule import Schedule
 
 
 @dataclass(eq=False)

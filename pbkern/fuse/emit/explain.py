@@ -72,7 +72,7 @@ class KernelReport:
         steps = (
             f"{self.steps} steps of a loop, "
             if self.steps > 1
-            else f"in runs of {self.run} columns, "
+            else f"in chunks of {self.run} columns, "
             if self.run
             else ""
         )
@@ -453,7 +453,7 @@ def report(name: str, node: Node, options: FuseOptions) -> KernelReport:
     cost = dataclasses.replace(schedule.cost, seconds=node.seconds)
     finish = _ops(node.finish) if node.finish else ()
     wave = schedule.wave
-    run = schedule.online.online.run if schedule.online else 0
+    run = schedule.online.online.chunk_columns if schedule.online else 0
     is_mixed = options.precision == MATRIX_MODE and any(map(multiplies_halves, _equations(node)))
     source = "the default of this device" if options.is_default_precision else "as asked"
     precision = f"products of float16, sums of float32: {MATRIX_MODE}, {source}" if is_mixed else ""

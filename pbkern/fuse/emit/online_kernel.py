@@ -23,9 +23,9 @@ from pbkern.fuse.access.rules import Access, block_shape
 from pbkern.fuse.tiling.online_blocks import (
     BESIDE_NUMBER,
     CHUNK_NUMBER,
-    Blocks,
     ChunkPass,
-    ChunkRun,
+    OnlineBlocks,
+    OnlineChunk,
     is_of_chunk,
     moves,
 )
@@ -38,7 +38,7 @@ def emit_online(
     grid: tuple[int, ...],
     requests: BlockRequests,
     outputs: Sequence[tuple[jex.Var, Access]],
-    blocks: Blocks,
+    blocks: OnlineBlocks,
     compiler_params: dict,
     aliases: tuple[tuple[int, int], ...],
 ) -> Kernel:
@@ -67,7 +67,7 @@ def emit_online(
     )
 
 
-def _reduced(blocks: Blocks) -> list[tuple[jex.Var, Access]]:
+def _reduced(blocks: OnlineBlocks) -> list[tuple[jex.Var, Access]]:
     """Results of online reductions, with their blocks."""
     first, second = (
         chunk_pass.results if chunk_pass else [] for chunk_pass in (blocks.first, blocks.second)
@@ -85,7 +85,10 @@ class _OnlineBody:
     """The body over Refs (*inputs, *outputs, *reductions), as methods that trace its parts."""
 
     def __init__(
-        self, requests: BlockRequests, outputs: Sequence[tuple[jex.Var, Access]], blocks: Blocks
+        self,
+        requests: BlockRequests,
+        outputs: Sequence[tuple[jex.Var, Access]],
+        blocks: OnlineBlocks,
     ):
         self.requests, self.outputs, self.blocks, self.online = (
             requests,
@@ -166,7 +169,7 @@ class _OnlineBody:
         def _(beside):
             chunks({BESIDE_NUMBER: _as(beside, np.int32)})
 
-    def rise(self, run: ChunkRun, steps: Sequence[Step], values: dict, ids: dict) -> None:
+    def rise(self, run: OnlineChunk, steps: Sequence[Step], values: dict, ids: dict) -> None:
         """A chunk of the first pass: the running maximum rises, and the sums so far are rescaled to it."""
         requests, (level, *sums) = run.requests, run.products
         (peak, access), (x, of_x) = (
@@ -195,7 +198,7 @@ class _OnlineBody:
             )
         self.level[0][...] = new
 
-    def add(self, run: ChunkRun, steps: Sequence[Step], values: dict, ids: dict) -> None:
+    def add(self, run: OnlineChunk, steps: Sequence[Step], values: dict, ids: dict) -> None:
         """A chunk of the second pass."""
         values = self.computed(run.requests, steps, values, ids)
         for step, ref in zip(run.products, self.totals):

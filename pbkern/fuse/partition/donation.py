@@ -20,7 +20,7 @@ from pbkern.core.jax_types import array_aval
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.graph import Inner, Node, overwritten
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.schedule import Schedule
 
 
 def use_donated(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
@@ -25,7 +24,9 @@ from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import NeedsWhole
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.graph import Edge, Node, order
-from pbkern.fuse.tiling.block_search import Schedule, schedule_at
+from pbkern.fuse.tiling.schedule import Schedule, schedule_at
+
+from .partitioner import Partitioner
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class JoinLastStages:
         "Zen 5, Granite Rapids and Haswell are the same, 26 November 2026",
     )
 
-    def __call__(self, parts: Any, options: object) -> Any:
+    def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         if not any(map(_is_one_program, parts.nodes)):
             return parts
         ordered = order(parts.nodes, (*parts.jaxpr.constvars, *parts.jaxpr.invars))

@@ -25,7 +25,7 @@ from pbkern.fuse.cost.kinds import nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Inner, Node, Partition
 from pbkern.fuse.options import FuseOptions
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.schedule import Schedule
 
 LOOPS = frozenset(("scan", "while"))
 

@@ -21,7 +21,6 @@ Works on the groups of partitioner.py, once none of them can merge with another 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from jax.extend import core as jex
 
@@ -29,7 +28,9 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import nbytes
 from pbkern.fuse.graph import Edge, Node
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.schedule import Schedule
+
+from .partitioner import Partitioner
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class MoveConsumers:
     )
     most_time: float = threshold(0.98, "modelled time after a move, relative to before")
 
-    def __call__(self, parts: Any, options: object) -> Any:
+    def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         for maker in [node for node in parts.nodes if node.kind == "group"]:
             for var in [
                 output

@@ -15,7 +15,7 @@ from pbkern.fuse.access.blocks import request, request_more
 from pbkern.fuse.access.rules import whole
 from pbkern.fuse.cost.model import CostModel
 
-from .block_search import Schedule, priced
+from .schedule import Schedule, priced
 
 # Equations of a group from which on it is grown: below, searches take less than a millisecond per
 # equation. Networks on arrays of real size have shorter groups.

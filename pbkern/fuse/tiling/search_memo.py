@@ -23,9 +23,10 @@ from pbkern.fuse.access.blocks import LaterRequests, Unfusable
 from pbkern.fuse.access.rules import Access, NeedsWhole
 from pbkern.fuse.cost.model import Cost, CostModel
 
-from .block_search import Schedule, root_first, schedule_at, schedule_more, search, tall_blocks
+from .block_search import root_first, search, tall_blocks
 from .one_program import grown, in_front
-from .online_analysis import runs_are_allowed
+from .online_analysis import chunks_are_allowed
+from .schedule import Schedule, schedule_at, schedule_more
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def _once(
     searches = _current.get()
     if searches is None:
         return look()
-    key = (*what, runs_are_allowed(), *searches.key(eqns, outputs))
+    key = (*what, chunks_are_allowed(), *searches.key(eqns, outputs))
     if key not in searches.results:
         try:
             result = look()

@@ -27,7 +27,8 @@ from pbkern.fuse.cost.kinds import nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Inner, Node, Partition, order
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.tiling.block_search import Schedule, search
+from pbkern.fuse.tiling.block_search import search
+from pbkern.fuse.tiling.schedule import Schedule
 from pbkern.fuse.tiling.time_skewing import ALONG, StoredRows, Wavefront, price, wavefronts
 
 from .limits import TimeTilingLimits
