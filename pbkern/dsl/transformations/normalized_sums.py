@@ -29,8 +29,9 @@ from pbkern.core.jaxprs import called_jaxpr, literal_value, rules_kept, selector
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.pure_program import PureProgram
 
-from .last_maxima import OnlineSoftmax, known_quotient
+from .last_maxima import OnlineSoftmax
 from .maximum_types import MaximumProduct, axes_in_product, moved_axes
+from .maximum_walk import known_quotient
 
 MOVING = frozenset(("broadcast_in_dim", "reshape", "squeeze", "transpose", "copy"))
 COMPARING = frozenset(("eq", "ne", "gt"))
