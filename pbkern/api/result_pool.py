@@ -61,7 +61,7 @@ class Lease:
 
 
 class ResultPool:
-    """Memory that is not in use, what was returned last first."""
+    """Memory that is not in use, last returned first."""
 
     def __init__(self) -> None:
         self.unused: deque[PoolPages] = deque()

@@ -236,7 +236,7 @@ class KernelFunction(PublicNames, PickledByName):
         return self._in_types
 
     def remade(self) -> tuple:
-        """Without what was traced and compiled."""
+        """(function, its arguments) that make this object again, without its traced and compiled kernels."""
         return _remade, (vars(self) | {"_traced": {}, "_compiled": None},)
 
     @_jax.hides_own_frames
@@ -360,7 +360,7 @@ class KernelFunction(PublicNames, PickledByName):
         return call
 
     def _without_checks(self) -> Callable:
-        """A function that binds the primitive, unless the kernel has checks: `call_kernel` raises what failed in it."""
+        """A function of arrays that binds the primitive. Raises _HasChecks for a kernel with checks."""
 
         def call(*arrays) -> Any:
             if checks.can_fail(self.trace(*arrays)):
@@ -656,6 +656,6 @@ def body_dtypes(jaxpr: jex.Jaxpr) -> set[np.dtype]:
 
 
 def identifier(name: str) -> str:
-    """A kernel's name from what a user may call it."""
+    """A kernel's name as an identifier that is not reserved."""
     name = identifiers.identifier(name, "kernel").strip("_") or "kernel"
     return name if name.isidentifier() and name not in RESERVED else f"kernel_{name}"

@@ -220,7 +220,7 @@ class _Pulled:
 
 
 class _Derivative:
-    """The derivative of one kernel's programs, and what of it is carried from program to program.
+    """The derivative of one kernel's programs, and the values that are carried from program to program.
 
     Attributes:
       name: of the kernel.

@@ -226,7 +226,7 @@ def with_last_maxima(kernel: Kernel, program: PureProgram, softmax: OnlineSoftma
 
 
 def with_final_states(kernel: Kernel, numbers: Sequence[int]) -> Kernel:
-    """The kernel with what the last program of each line leaves in scratch of these numbers, as further results."""
+    """The kernel with final states as further results: scratch of these numbers, after the last program of each line."""
     softmax = online_softmax(kernel)
     assert softmax is not None  # it has states of these numbers
     line, num_in, num_out = softmax.line, len(kernel.inputs), len(kernel.outputs)
@@ -258,7 +258,7 @@ def with_final_states(kernel: Kernel, numbers: Sequence[int]) -> Kernel:
 
 
 def _final(kernel: Kernel, line: Sequence[int], number: int) -> BlockMapping:
-    """The block mapping of what lines of programs leave in scratch: one block each."""
+    """The block mapping of a final state: each line of programs has a block."""
     scratch = kernel.scratch[number]
     rest = [axis for axis in range(len(kernel.grid)) if axis not in line]
 

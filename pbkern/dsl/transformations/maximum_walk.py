@@ -370,7 +370,7 @@ class _Joined:
                 self.join(walk, number, column, array_aval(var))
 
     def join(self, walk: MaximumWalk, number: int, column: Sequence[ValueType], aval) -> None:
-        """Gives the maxima of one result a name, if that is what it is in each branch."""
+        """Gives one result a common symbol, if it is a maximum or begins a line in each branch."""
         maxima = [
             type_ for type_ in column if isinstance(type_, MaximumSum) and type_.symbol is not None
         ]

@@ -72,7 +72,7 @@ def _linear(access: Access) -> tuple:
 
 
 def _contains(access: Access, inner: Access) -> bool:
-    """Is `inner`, of equal linear part, inside `access`?"""
+    """Whether `inner`, which has the same linear part, is inside `access`."""
     return all(
         x.start.const <= y.start.const and y.start.const + y.size <= x.start.const + x.size
         for x, y in zip(access, inner)
@@ -131,7 +131,14 @@ class Hulls:
 
 @dataclass
 class Step:
-    """One equation computing one block of its results; `price`: what the target's cost model has found about it."""
+    """One equation that computes one block of its results.
+
+    Attributes:
+      eqn: the equation.
+      out: the block.
+      pull: blocks of the operands that it needs.
+      price: memo of the target's cost model (fuse/cost/model.py).
+    """
 
     eqn: Any  # jex.JaxprEqn, whose parameters are untyped
     out: Access

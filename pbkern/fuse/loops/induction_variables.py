@@ -38,7 +38,7 @@ def walk_counters(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _steps(eqn) -> dict[int, int]:
-    """Carry of a scan -> what each step adds to it, of those that count."""
+    """Carry of a scan that counts -> the number that each step adds to it."""
     params, body = params_of(eqn), eqn.params["jaxpr"].jaxpr
     olds = body.invars[params["num_consts"] :][: params["num_carry"]]
     steps = {k: _increment(body, old, new) for k, (old, new) in enumerate(zip(olds, body.outvars))}

@@ -126,7 +126,7 @@ def _aliases(node: Node, schedule: Schedule, pairs: dict) -> Iterator[tuple[int,
 
 
 def _stays_in_place(node: Node, operand) -> bool:
-    """Does the node use `operand` only for elementwise arithmetic, or to scatter other values into it?"""
+    """Whether the node uses `operand` only in elementwise arithmetic, or scatters other values into it."""
     tainted = {operand}
     for eqn in node.eqns:
         at = [

@@ -53,7 +53,7 @@ class JoinLastStages:
         return parts
 
     def allow(self, schedule: Schedule, maker: Node, machine: CostModel) -> bool:
-        """Whether what a launch does besides being a launch may follow the maker's programs."""
+        """Whether a launch's work, without the launch itself, may follow the maker's programs."""
         programs = self.most_share * maker.own_schedule.cost.seconds
         most = max(self.most_launches * machine.launch_seconds, programs)
         return schedule.cost.seconds - machine.launch_seconds <= most
@@ -141,7 +141,7 @@ class _Joining:
         self.parts.edges.append(Edge(node.eqns[-1], True, why, 0, before, maker.seconds))
 
     def _is_read(self, var, gone: Iterable[Node]) -> bool:
-        """Do nodes other than those about to go read a value?"""
+        """Whether a value is a result, or a node that is not among `gone` reads it."""
         return var in self.parts.results or any(
             not any(reader is removed for removed in gone) for reader in self.readers.get(var, ())
         )

@@ -20,7 +20,7 @@ from .partitioner import Partitioner
 
 
 def are_scores(values: Iterable, eqns: Sequence) -> bool:
-    """Do values become, or come from, exponentials that are both summed and multiplied? `eqns` in program order."""
+    """Whether values lead to, or come from, exponentials that `eqns`, in program order, both sum and multiply."""
     weights, ended = set(), set()
     for eqn in eqns:
         reads = any(atom in weights for atom in atoms(eqn))
@@ -78,7 +78,7 @@ class JoinSoftmaxChains(ScoresLimit):
 
 
 def _leads_around(parts: Partitioner, user: Node, inside: list[Node]) -> bool:
-    """Do other nodes wait for this reader, and another reader for them?"""
+    """Whether a node outside of `inside` reads results of `user`, and one of `inside` reads that node's."""
     outside = [successor for successor in parts.successors(user) if successor not in inside]
     return any(parts.reaches(outside, member) for member in inside)
 

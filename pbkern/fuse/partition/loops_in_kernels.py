@@ -122,7 +122,7 @@ def _avals(node: Node, equations: Sequence[jex.JaxprEqn]) -> Iterator:
 
 @dataclass(frozen=True)
 class KernelLoop:
-    """Control flow inside a kernel: `node`, which reads what groups of nothing, `constants`, make in front of it."""
+    """Control flow inside a kernel: `node`, and `constants`, groups without operands whose results it reads."""
 
     node: Node
     constants: tuple[Node, ...]

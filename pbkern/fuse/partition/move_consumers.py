@@ -90,7 +90,7 @@ class _Move:
 
 
 def _sink_consumer(parts, maker: Node, reader: Node, var, limits: MoveConsumers) -> None:
-    """Tries to move the readers of `var`, and what follows as long as it gets smaller."""
+    """Tries to move the readers of `var`, and their readers as long as results get smaller."""
     before = maker.seconds + reader.seconds
     moves = [
         candidate
@@ -108,7 +108,7 @@ def _sink_consumer(parts, maker: Node, reader: Node, var, limits: MoveConsumers)
 
 
 def _restore_consumer(parts, maker: Node, reader: Node, limits: MoveConsumers) -> None:
-    """Tries to move back what does not wait for values that others compute from the maker's results."""
+    """Tries to move back equations that need no values which other nodes compute from the maker's results."""
     late = _made_after(parts, maker, reader)
     moved: list = []
     rest: list = []

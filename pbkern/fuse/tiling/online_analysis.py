@@ -302,7 +302,7 @@ def _is_long(eqn, chunk: int) -> bool:
 
 
 class _Linear:
-    """Follows x, its maximum and what is linear in exp(x - maximum) through a group, with their dimension maps.
+    """Follows x, its maximum and values linear in exp(x - maximum) through a group, with their dimension maps.
 
     Any other value that depends on the maximum, or on exponentials, is `other`: it changes from
     chunk to chunk. So is a select between exponentials and zero: in rows that are all -inf it

@@ -152,7 +152,7 @@ def online_blocks(online: Online, outputs: Sequence[tuple[jex.Var, Access]]) -> 
 
 
 def _summed(eqns: Sequence) -> set[int]:
-    """ids of reductions, of products, and of what depends on one: other equations may be computed in chunks and again."""
+    """ids of reductions, of contractions, and of equations that depend on one. Others may be computed chunk by chunk."""
     ids: set[int] = set()
     values: set = set()
     for eqn in eqns:

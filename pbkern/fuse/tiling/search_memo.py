@@ -61,7 +61,12 @@ class _BlocksInChunks:
 
 @dataclass
 class _Searches:
-    """Memo of one plan. `kinds`: what an equation does -> its number; `kind_of`: id -> (equation, its number)."""
+    """Memo of one plan.
+
+    Attributes:
+      kinds: content of an equation -> its number.
+      kind_of: id of an equation -> (equation, its number).
+    """
 
     kinds: dict = field(default_factory=dict)
     kind_of: dict = field(default_factory=dict)

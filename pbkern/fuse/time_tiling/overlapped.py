@@ -51,7 +51,7 @@ class TimeBlocks:
 
 
 def is_stencil(parts: Partition, body: jex.Jaxpr, carries: int, limits: TimeTilingLimits) -> bool:
-    """Is it groups, and do cheap equations with small halos make the `carries`, arrays among them?"""
+    """Whether a body has groups only, and cheap equations with small halos make its `carries`, one of which is an array."""
     results = [var for var in body.outvars[:carries] if not isinstance(var, jex.Literal)]
     local = all(is_local(eqn, limits) for eqn in leading_to(body.eqns, results))
     kinds = {node.kind for node in parts.nodes}

@@ -119,7 +119,7 @@ class IndexedRef:
             )
 
     def masked_load(self, mask, other):
-        """Returns what the mask chooses, else `other`.
+        """Elements where the mask is true, `other` elsewhere.
 
         Slices stay where they are: what is outside is anything.
         """
@@ -137,7 +137,7 @@ class IndexedRef:
         return self._out(value)
 
     def masked_store(self, value, mask) -> None:
-        """Stores what the mask chooses and is inside."""
+        """Stores elements where the mask is true that are inside the Ref."""
         if any(map(has_arrays, self.rest)):
             at, inside = self._gathered_inside()
             at.masked_store(value, jnp.broadcast_to(mask, value.shape) & inside)
@@ -276,7 +276,7 @@ class IndexedRef:
         return tuple(sizes if self.perm is None else (sizes[axis] for axis in self.perm))
 
     def _out(self, value):
-        """Converts elements read to what the body sees."""
+        """Converts elements that are read to the body's type."""
         value = (
             decode(value, self.dtype)
             if is_narrow_float(self.dtype)
@@ -285,7 +285,7 @@ class IndexedRef:
         return value if self.perm is None else lax.transpose(value, self.perm)
 
     def _back(self, value):
-        """Converts a value of the body to what the Ref holds."""
+        """Converts a value of the body to the Ref's type."""
         held = _jax.ref_type(jax.typeof(self.ref))[1]
         if is_narrow_float(self.dtype) and value.dtype != np.uint8 and value.dtype != bool:
             value = encode(lax.convert_element_type(value, np.float32), self.dtype)
