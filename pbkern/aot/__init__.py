@@ -1,1 +1,1 @@
-"""Ahead of time: a function or kernel -> a C library, a header and what goes with them, without Python or XLA."""
+"""Ahead of time: a function or kernel -> a C library, a header and files that use them, without Python or XLA."""

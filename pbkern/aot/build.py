@@ -103,7 +103,7 @@ def build_library(
 def _interface(
     name: str, parts: Sequence[DevicePart], options: CompileOptions, threads: int, sizes: Divided
 ) -> Interface:
-    """Describes what holds for every program: plans may differ in what they read, and in which results replace arguments."""
+    """Describes the interface that all programs share: plans may differ in the arguments that they read or overwrite."""
     functions = [program.function for part in parts for program in part.programs]
     inputs = [
         dataclasses.replace(of[0], is_used=any(argument.is_used for argument in of))

@@ -1,4 +1,4 @@
-"""polyblocks_aot_jax: a JAX function or a kernel, and arguments -> a library."""
+"""polyblocks_aot_jax: a JAX function or a kernel, and arguments -> a C library."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def polyblocks_aot_jax(
 def _of_imported(
     program: ImportedFunction, compiled: Callable[..., Library], /, *args: Any, **kwargs: Any
 ) -> Library:
-    """A StableHLO program brings its types along."""
+    """The library of a StableHLO program, which has types of its arguments if none are given."""
     given, named = (args, kwargs) if args or kwargs else program.example
     with program.types_kept():
         return compiled(*given, **named)
@@ -124,75 +124,134 @@ def _of_imported(
 def compile_library(
     fn, options: CompileOptions, output, emit, /, *args: Any, **kwargs: Any
 ) -> Library:
-    """The library of a function for arguments like these."""
+    """The library of a function or kernel for arguments like these.
+
+    Args:
+      fn: the function, KernelFunction or Kernel.
+      options: all options, those of arguments among them.
+      output: as for polyblocks_aot_jax.
+      emit: as for polyblocks_aot_jax.
+      *args: arrays or jax.ShapeDtypeStructs.
+      **kwargs: the same, by name.
+    """
     from .build import build_library  # with all that lowers, which `import pbkern` does not need
 
-    own_name = fn.name if isinstance(fn, Kernel) else name_of(fn)
-    asked = wanted(identifier(own_name), options, output, emit)
-    if isinstance(fn, (Kernel, KernelFunction)):
-        check_names_no_arguments(options, "leave it out: a kernel's arrays are all arguments")
-        if _ranges((args, kwargs)):
-            raise UnsupportedOp(
-                f"kernel `{own_name}` is compiled for sizes that are numbers",
-                why="its grid and its blocks belong to them",
-                hint="a library of a function that calls it, whose grid follows from the argument's shape",
-            )
-        without = Weights("a kernel has none: its arrays are arguments")
+    is_kernel = isinstance(fn, (Kernel, KernelFunction))
+    name = fn.name if isinstance(fn, Kernel) else name_of(fn)
+    files = wanted(identifier(name), options, output, emit)
+    if is_kernel:
+        _refuse_for_kernel(name, options, (args, kwargs))
+        no_weights = Weights("a kernel has none: its arrays are arguments")
         of_kernel = FunctionOfSizes((), lambda planned, _: _of_kernel(fn, args, planned))
-        return build_library(asked, options, of_kernel, without)
-    static = call.Marked.of(fn, options.static_argnums, options.static_argnames)
-    donated = call.Marked.of(fn, options.donate_argnums, options.donate_argnames)
+        return build_library(files, options, of_kernel, no_weights)
+    _refuse_unknown_arguments(fn, name, options)
+    call_of = _Call(
+        fn,
+        name,
+        call.Marked.of(fn, options.static_argnums, options.static_argnames),
+        call.Marked.of(fn, options.donate_argnums, options.donate_argnames),
+        args,
+        kwargs,
+    )
+    traced = call_of.traced_at(call_of.largest_sizes)
+    _refuse_refs(traced)
+    return build_library(
+        files,
+        options,
+        call_of.of_sizes(traced),
+        _weights(fn, options, call_of.static, args, kwargs, traced),
+        any(traced.donated),
+    )
+
+
+def _refuse_for_kernel(name: str, options: CompileOptions, given: Any) -> None:
+    """Raises OptionError for options that name arguments, and UnsupportedOp for symbolic sizes."""
+    check_names_no_arguments(options, "leave it out: a kernel's arrays are all arguments")
+    if _ranges(given):
+        raise UnsupportedOp(
+            f"kernel `{name}` is compiled for sizes that are numbers",
+            why="its grid and its blocks belong to them",
+            hint="a library of a function that calls it, whose grid follows from the argument's shape",
+        )
+
+
+def _refuse_unknown_arguments(fn: Callable, name: str, options: CompileOptions) -> None:
+    """Raises OptionError for options that name arguments which the function does not have."""
     try:
         JitFunction(fn, options, {})  # which looks at the marked arguments as jax.jit does
     except ValueError as e:
         marked = {k: value for k, value in options.differing().items() if k in ARGUMENT_OPTIONS}
         raise OptionError(
-            f"`{own_name}` has no such arguments", why=f"{marked}: {str(e).splitlines()[0]}"
+            f"`{name}` has no such arguments", why=f"{marked}: {str(e).splitlines()[0]}"
         ) from None
-    ranges = _ranges((args, kwargs))
 
-    @by_sizes
-    def traced_at(sizes: Sizes) -> call.Traced:
-        given, named = jax.tree.map(functools.partial(_at, sizes), (args, kwargs))
-        return call.trace(fn, static, donated, given, named)
 
-    traced = traced_at({name: high for name, (_, high) in ranges.items()})
-    _refuse_refs(traced)
-    paths = argument_paths(
-        fn, args, kwargs, lambda of: of in static.positions or of in static.names
-    )
-    symbols = parameters_of_sizes(ranges, [*paths, *result_paths(traced.results)])
+class _Call:
+    """A function with arguments, whose sizes may be symbols.
 
-    def make(planned: CompileOptions, sizes: Sizes) -> LibraryFunction:
-        traced = traced_at(by_source(symbols, sizes))
-        return function_of(
-            traced.closed,
-            own_name,
-            planned,
-            paths,
-            result_paths(traced.results),
-            traced.held[: traced.constants],
-            traced.donated,
-        )
+    Attributes:
+      fn: the function.
+      name: for messages and files.
+      static, donated: the arguments that are compile-time constants, and those that may be the same arrays as results.
+      args, kwargs: the arguments, or their types.
+      ranges: symbol of a size -> (least, greatest).
+      traced_at: number of each symbol -> the traced call.
+    """
 
-    def for_sizes(sizes: Sizes) -> TracedForSizes:
-        traced = traced_at(by_source(symbols, sizes))
-        return TracedForSizes(traced.closed, tuple(traced.held[: traced.constants]))
+    def __init__(
+        self,
+        fn: Callable,
+        name: str,
+        static: call.Marked,
+        donated: call.Marked,
+        args: tuple,
+        kwargs: dict,
+    ) -> None:
+        self.fn, self.name, self.static, self.donated = fn, name, static, donated
+        self.args, self.kwargs = args, kwargs
+        self.ranges = _ranges((args, kwargs))
+        self.traced_at = by_sizes(self._trace)
 
-    obstacle = _obstacle(fn, static, donated, args, kwargs) if symbols else ""
-    return build_library(
-        asked,
-        options,
-        FunctionOfSizes(symbols, make, for_sizes, obstacle),
-        _weights(fn, options, static, args, kwargs, traced),
-        any(traced.donated),
-    )
+    @property
+    def largest_sizes(self) -> dict[str, int]:
+        return {name: high for name, (_, high) in self.ranges.items()}
+
+    def _trace(self, sizes: Sizes) -> call.Traced:
+        given, named = jax.tree.map(functools.partial(_at, sizes), (self.args, self.kwargs))
+        return call.trace(self.fn, self.static, self.donated, given, named)
+
+    def of_sizes(self, largest: call.Traced) -> FunctionOfSizes:
+        """The library's function for all sizes; `largest`: the call traced at the largest ones."""
+        is_static = lambda of: of in self.static.positions or of in self.static.names
+        paths = argument_paths(self.fn, self.args, self.kwargs, is_static)
+        symbols = parameters_of_sizes(self.ranges, [*paths, *result_paths(largest.results)])
+
+        def make(planned: CompileOptions, sizes: Sizes) -> LibraryFunction:
+            traced = self.traced_at(by_source(symbols, sizes))
+            return function_of(
+                traced.closed,
+                self.name,
+                planned,
+                paths,
+                result_paths(traced.results),
+                traced.held[: traced.constants],
+                traced.donated,
+            )
+
+        def trace_for(sizes: Sizes) -> TracedForSizes:
+            traced = self.traced_at(by_source(symbols, sizes))
+            return TracedForSizes(traced.closed, tuple(traced.held[: traced.constants]))
+
+        obstacle = ""
+        if symbols:
+            obstacle = _obstacle(self.fn, self.static, self.donated, self.args, self.kwargs)
+        return FunctionOfSizes(symbols, make, trace_for, obstacle)
 
 
 def _ranges(given: Any) -> dict[str, tuple[int, int]]:
-    """Symbols of arguments whose types come of jax.export.symbolic_shape, with the least and the greatest of each.
+    """Symbol of a size in the arguments' shapes -> (least, greatest).
 
-    Raises OptionError for one without a maximum.
+    Such shapes come from jax.export.symbolic_shape. Raises OptionError for a symbol without a maximum.
     """
     sizes = [size for leaf in jax.tree.leaves(given) for size in getattr(leaf, "shape", ())]
     ranges = {}
@@ -208,7 +267,7 @@ def _ranges(given: Any) -> dict[str, tuple[int, int]]:
 
 
 def _at(sizes: Sizes, leaf: Any) -> Any:
-    """A type with numbers in the place of symbols."""
+    """An argument's type with numbers in place of symbols; other arguments as they are."""
     if not any(map(_jax.is_symbolic, getattr(leaf, "shape", ()))):
         return leaf
     shape = tuple(_jax.dimension_at(size, sizes) for size in leaf.shape)
@@ -218,7 +277,7 @@ def _at(sizes: Sizes, leaf: Any) -> Any:
 def _obstacle(
     fn: Callable, static: call.Marked, donated: call.Marked, args: tuple, kwargs: dict
 ) -> str:
-    """The reason why a function is another one for other sizes, as JAX says it; "" where JAX can trace it for symbols."""
+    """The reason why a function's jaxpr differs from size to size; "" where JAX traces one for symbols."""
     try:
         traced = call.trace(fn, static, donated, args, kwargs)
     except Exception as e:
@@ -274,6 +333,7 @@ def _weights(
 def _of_kernel(
     fn: Kernel | KernelFunction, args: tuple, options: CompileOptions
 ) -> LibraryFunction:
+    """The library's function that runs one kernel, with the body's names for its arguments."""
     kernel = fn if isinstance(fn, Kernel) else fn.trace(*args)
     count = len(kernel.in_types)
     names = (
@@ -285,6 +345,7 @@ def _of_kernel(
 
 
 def _refuse_refs(traced: call.Traced) -> None:
+    """Raises UnsupportedOp for a function that takes or closes over a Ref."""
     for operand in traced.closed.in_avals:
         if isinstance(operand, jax.ref.AbstractRef):
             raise UnsupportedOp(

@@ -1,1 +1,1 @@
-"""Just in time: decorated function -> compiled program, and what it shows of itself."""
+"""Just in time: decorated function -> compiled program, with reports and texts of its stages."""

@@ -1,7 +1,7 @@
-"""A Plan on a framework's arrays: its programs are called with addresses, what XLA keeps gets JAX's arrays.
+"""A Plan on a framework's arrays: its programs are called with addresses, its jaxprs of XLA with JAX's arrays.
 
 A call through JAX costs 60 to 160 us for its arrays alone; a call with addresses 2 to 3
-(docs/decisions/044-direct-calls.md). What a framework's arrays are, an adapter says:
+(docs/decisions/044-direct-calls.md). Each framework has an adapter, an ArrayMemory:
 frontends/torch/memory.py, frontends/tf/memory.py.
 """
 
@@ -107,9 +107,8 @@ class ArrayMemory(Protocol):
 class DirectPlan:
     """One compiled jaxpr as a function of a framework's arrays, to a list of new ones.
 
-    Raises what compiling raises.
-
-    checks: the checks of ranges in the jaxpr, in order. A call whose numbers are out of one raises.
+    The constructor compiles, and raises as compiling does. `checks` are the checks of ranges in the jaxpr, in order: a call
+    with a number out of its range raises.
 
     Attributes:
       run: the function; calling the plan is the same, and 0.1 us slower.
@@ -153,12 +152,12 @@ class DirectPlan:
             return self._planned().fused
 
     def record(self) -> None:
-        """From now on programs that record themselves run in the place of the plan's own."""
+        """Replaces the plan's programs by programs that record themselves, until `record_no_more`."""
         for redirection in self._redirections:
             redirection.begin()
 
     def record_no_more(self) -> list[Exception]:
-        """Ends that; what compiling such programs has raised."""
+        """Ends recording. Returns the exceptions that compiling recorded programs raised."""
         for redirection in self._redirections:
             redirection.end()
         return [other.error for other in self._redirections if other.error is not None]
@@ -181,7 +180,9 @@ class DirectPlan:
             return report_of(self._planned(), params, measure=False, verbose=False, top=TOP)
 
     def _is_direct(self, options: CompileOptions) -> bool:
-        """Whether the plan's values are the arrays of the call: complex numbers, for one, are pairs in it; checks need JAX."""
+        """Whether programs can be called with the arrays' addresses.
+
+        The plan must have the call's types, and complex numbers, for one, are pairs in it. Kernels with checks need JAX."""
         plan = self.build.fused
         inner: list[Any] = [var.aval for var in (*plan.jaxpr.invars, *plan.jaxpr.outvars)]
         outer: list[Any] = [*self.jaxpr.in_avals, *self.jaxpr.out_avals]
@@ -212,7 +213,7 @@ class DirectPlan:
         ]
 
     def _one_program(self) -> Callable[[Sequence[Any]], Values] | None:
-        """The function of a plan that is one program whose results are the plan's in their order."""
+        """The function of a plan that is one program with the plan's results, in their order; None for other plans."""
         first = len(self.jaxpr.in_avals) + len(self._constants)
         in_order = [k - first for k, _ in self._results] == list(range(len(self._results)))
         if len(self._steps) != 1 or not in_order or any(copied for _, copied in self._results):
@@ -230,10 +231,10 @@ class DirectPlan:
     def _checked(
         self, run: Callable[[Sequence[Any]], Values], checks: Sequence[in_range.Check]
     ) -> Callable[[Sequence[Any]], Values]:
-        """`run`, which raises where a number is out of its range.
+        """`run`, which then raises where a number was out of its range.
 
-        That some is, which costs nothing, programs count for the whole process; whose and which it
-        was is asked of the arguments of calls that have seen the count change.
+        Programs count such numbers for the whole process, which costs nothing. Only a call that sees the count change
+        compares its arguments with the ranges.
         """
         counted, ranges = reports(), in_range.Ranges(self.jaxpr, checks)
         to_jax, operands = self._memory.to_jax, self._operands
@@ -309,7 +310,7 @@ class DirectPlan:
         return step
 
     def _launches(self, segment: Segment, reads: list[int]) -> Callable[[Values], Values]:
-        """A program on a GPU, on the stream of the calling thread: who frees what it works on is ordered behind it."""
+        """A step that runs a program on a GPU, on the stream of the calling thread, so that arrays are freed after it."""
         compiled, memory = self.build.compiled[segment.program.name], self._memory
         target: Any = get_target(self._target)
         call, temporaries = target.direct_entry(compiled)
@@ -336,7 +337,7 @@ class DirectPlan:
         return step
 
     def _by_jax(self, name: str, options: CompileOptions) -> Callable[[Values], Values]:
-        """The jaxpr as a function of JAX's arrays that is compiled as others are."""
+        """A step that runs the whole jaxpr through JAX."""
         jaxpr = self.jaxpr
 
         def whole(*arrays: jax.Array) -> list[jax.Array]:

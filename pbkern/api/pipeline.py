@@ -431,7 +431,7 @@ def _lower_kernel(ctx, *operands, kernel: Kernel, target: str):
 
 
 def _exported_kernel(ctx, *operands, kernel: Kernel):
-    """A hand-written kernel in a module that leaves this process: what JAX's interpreter of Pallas makes of it."""
+    """Lowers a hand-written kernel in a module that leaves this process, by JAX's interpreter of Pallas."""
     if checks.can_fail(kernel):
         raise TargetError(
             f"kernel `{kernel.name}` cannot be exported",

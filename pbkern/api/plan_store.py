@@ -1,4 +1,4 @@
-"""Plans on disk: what a process needs to call a function that an earlier process has planned and compiled.
+"""Plans on disk, so that a process can call a function that an earlier process has planned and compiled.
 
     key     the jaxpr, name, options, donated operands, tuned choices, settings; pbkern's sources,
             versions of JAX and MLIR, the processor

@@ -1,15 +1,12 @@
 """Eager calls with large results: memory that is used again in place of new pages.
 
-XLA takes arrays from malloc, and glibc's malloc maps arrays above 32 MB
-(DEFAULT_MMAP_THRESHOLD_MAX) again each time and unmaps them when they are freed: every call of a
-function with such a result touches fresh pages first, which costs more than computing many of them
-(decision 012). Here such results are in memory of a pool. A result is an ordinary jax.Array over
-it; when its last reference goes, the memory returns to the pool, which keeps up to
-PBKERN_POOL_MEGABYTES unused.
+XLA takes arrays from malloc. glibc's malloc maps each array above 32 MB (DEFAULT_MMAP_THRESHOLD_MAX) anew, and unmaps it when
+it is freed. So every call of a function with such a result touches fresh pages, which costs more than computing many such
+results (decision 012). Here these results are in memory of a pool. A result is an ordinary jax.Array over that memory. When its
+last reference goes, the memory returns to the pool, which keeps up to PBKERN_POOL_MEGABYTES unused.
 
-`Dispatch` decides per types of arguments, once. Calls under a transformation, with donated
-arguments, over several devices, or of functions that XLA keeps a part of run as any other; so do
-small ones, at the cost of one test.
+`Dispatch` decides once per types of arguments. Other calls run as before: those under a transformation, with donated
+arguments, over several devices, with small results, and of functions of which XLA runs a part.
 """
 
 from __future__ import annotations
@@ -61,13 +58,12 @@ class Lease:
 
 
 class ResultPool:
-    """Memory that is not in use, what was returned last first."""
+    """Memory that is not in use, last returned first."""
 
     def __init__(self) -> None:
         self.unused: deque[PoolPages] = deque()
-        self.lock = (
-            threading.RLock()
-        )  # reentrant: garbage collection may return memory while this thread takes some
+        # Reentrant, as garbage collection may return memory while this thread takes some.
+        self.lock = threading.RLock()
 
     def array(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
         """An array of any values in memory of the pool."""

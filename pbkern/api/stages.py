@@ -98,7 +98,7 @@ class Record:
         return self.texts[stage]()
 
     def passes(self, stage: str) -> list[Ran]:
-        """The passes of a stage, which runs again for it: each with its time and what it has made, verified."""
+        """The passes of a stage, which runs again for it: each with its time and its verified result."""
         with watched() as runs:
             self.again[stage]()
         return [pass_run for pass_run in runs if pass_run.stage == stage]
@@ -282,7 +282,7 @@ def dump(record: Record, folder: pathlib.Path) -> pathlib.Path:
 
 
 def shown(runs: list[Ran]) -> str:
-    """Text of what passes made one after the other of one thing."""
+    """Text of one function or kernel after each of several passes."""
     parts, before = [], None
     for run in runs:
         parts.append(

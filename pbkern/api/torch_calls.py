@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TorchExplanation:
-    """Report of what became of a function's graphs: its text, `as_dict()` its values, `html()` a page.
+    """Report on a function's graphs: `str()` is its text, `as_dict()` its values, `html()` a page.
 
     The text has a line per graph and kernel; values and page have a report for each compiled part of a
     graph, like those of `explain` on functions of JAX.

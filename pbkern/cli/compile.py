@@ -1,4 +1,4 @@
-"""pbkern compile: a function of a file, or a program of another front end -> a library and what goes with it."""
+"""pbkern compile: a function of a file, or a program of another front end -> a library and its files."""
 
 from __future__ import annotations
 

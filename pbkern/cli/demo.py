@@ -298,7 +298,7 @@ def line(case: DemoCase, outcome: Outcome) -> str:
 
 
 def show_progress(text: str) -> None:
-    """Shows what is being worked on, until the finished line overwrites it; on terminals only."""
+    """Shows a line of progress, which the finished line overwrites; on terminals only."""
     if COLOUR:
         print(f"\r\033[K{styled(text, '2')}", end="", flush=True)
 

@@ -1,4 +1,4 @@
-"""FILE.py:FUNCTION and --args -> a function and its arguments. Whatever the file's code raises is explained, at its line."""
+"""FILE.py:FUNCTION and --args -> a function and its arguments. Exceptions of the file's code are explained, at its line."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def decorated(fn: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _load_program(path: str, types: Sequence[str] | None) -> tuple[Any, tuple]:
-    """(function, arguments) of a file of StableHLO, or of what jax.export wrote."""
+    """(function, arguments) of a file of StableHLO, or of one that jax.export wrote."""
     from pbkern.api.stablehlo_functions import from_stablehlo
 
     if types is not None:
@@ -141,7 +141,7 @@ def explained(where: str, what: str) -> Iterator[None]:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int, str]]:
-    """(file, line, function) of a traceback, the innermost last; what JAX leaves out of it counts too."""
+    """(file, line, function) of a traceback, the innermost last, with the frames that JAX hides."""
     frames, tb = [], error.__traceback__
     while tb is not None:
         frames.append((tb.tb_frame.f_code.co_filename, tb.tb_lineno, tb.tb_frame.f_code.co_name))

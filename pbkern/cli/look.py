@@ -112,7 +112,7 @@ def _devices() -> None:
 
 
 def cache(parsed: argparse.Namespace) -> None:
-    """One of CACHE_ACTIONS; what the environment switches off can be looked at and emptied all the same."""
+    """One of CACHE_ACTIONS, also for caches that the environment switches off."""
     store = disk_cache.DiskStore(disk_cache.folder(), config.current().cache_megabytes << 20)
     if parsed.action == "where":
         print(store.folder)

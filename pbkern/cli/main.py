@@ -181,7 +181,7 @@ def _examples(*commands: str) -> str:
 
 
 class _Version(argparse.Action):
-    """--version: of pbkern, and of what its results depend on."""
+    """--version: versions of pbkern and of the packages that its results depend on."""
 
     def __init__(self, option_strings: Sequence[str], dest: str):
         super().__init__(option_strings, dest, nargs=0, help="print versions and exit")

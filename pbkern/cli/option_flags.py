@@ -17,7 +17,7 @@ PREFIX = "option_"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Adds them. What is not given is not in the result of `given`."""
+    """Adds the flags. Flags that are not given are not in the result of `given`."""
     group = parser.add_argument_group(
         "compile options", "as in compile_options={...}; one hyphen in front will do"
     )

@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Runs what is named."""
+    """Runs a function on each backend, or a shared library."""
     if parsed.function.endswith(".so"):
         _run_library(parsed)
     else:

@@ -43,7 +43,7 @@ class Budget:
 
     @contextlib.contextmanager
     def at_most(self, lines: float) -> Iterator[None]:
-        """A limit for what is spent inside, beside the one around it."""
+        """A limit for the work inside a `with` block, beside the limit around it."""
         around, self._limit = self._limit, min(self._limit, self.spent + lines)
         try:
             yield

@@ -98,7 +98,7 @@ class CheckError(PbkernError):
 
 
 class IndexOutOfRange(CheckError, IndexError, RuntimeError):
-    """An index of a compiled function of PyTorch is outside of what it indexes."""
+    """An index of a compiled function of PyTorch is outside of its array."""
 
 
 class DivisionByZero(CheckError, ZeroDivisionError, RuntimeError):
@@ -110,7 +110,7 @@ class RaceError(PbkernError):
 
 
 class SimulationError(PbkernError):
-    """A kernel for a GPU did what no GPU allows, seen while it was simulated.
+    """A simulated kernel did something that GPUs forbid.
 
     Attributes:
       kind: "race", "deadlock", "bounds", "uninitialised" or "divergence".

@@ -48,12 +48,12 @@ CALLS = {
 }
 
 
-# Equations whose derivative is another than that of what they compute.
+# Equations with a derivative of their own, other than that of the jaxpr that they call.
 WITH_RULES = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "stop_gradient")
 _rules_are_kept = contextvars.ContextVar("rules_are_kept", default=False)
 
-# Primitives that are functions of others: f(*operands, **params). Two are of jax 0.11; factors of
-# 1 - x^2 keep its digits near 1.
+# Primitives -> f(*operands, **params) that computes them by others. Both are of jax 0.11; as a product of factors,
+# 1 - x^2 keeps its digits near x = 1.
 EXPANSIONS: dict[str, Callable] = {
     "one_minus_square": lambda x, **_: (1 + x) * (1 - x),
     "log2": lambda x, **_: jax.lax.log(x) / np.asarray(np.log(2.0), x.dtype),
@@ -108,7 +108,7 @@ def has_calls(closed: jex.ClosedJaxpr) -> bool:
 
 @contextlib.contextmanager
 def rules_kept() -> Iterator[None]:
-    """Retracing keeps equations with derivatives of their own, in place of inlining them, in a `with` block."""
+    """In a `with` block, retracing keeps equations with derivatives of their own and does not inline them."""
     token = _rules_are_kept.set(True)
     try:
         yield
@@ -194,7 +194,18 @@ def evaluate(
     inline_calls: bool = True,
     bind: Callable | None = None,
 ) -> list:
-    """Binds each equation in order on `args`, going through calls. `bind(eqn, *operands) -> results` may intercept."""
+    """Binds each equation in order on `args`.
+
+    Args:
+      jaxpr: the function.
+      consts: values of its constvars.
+      args: its operands.
+      inline_calls: whether the equations of called jaxprs are bound in place of a call.
+      bind: (eqn, *operands) -> results, in place of `bind_again`.
+
+    Returns:
+      The function's results.
+    """
     env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
 
     def read(atom):
@@ -241,12 +252,14 @@ def retrace(
 ) -> jex.ClosedJaxpr:
     """Rewrites a function to canonical form, Ref effects in order.
 
-    Calls are inlined at every depth, weak types are erased, scalar constants become literals,
-    uniform array constants become broadcasts, equations without use or effect are gone, and control
-    flow is what `lax.scan`, `lax.while_loop`, `lax.cond` and `lax.switch` make of it (so that
-    printed control flow rebuilds). `rewrite(eqn, *operands)` may return an equation's results, or
-    None to keep the equation; `constant(value)` says what literals and constants become, at any
-    depth.
+    Calls are inlined at every depth, weak types are erased, scalar constants become literals, uniform array constants become
+    broadcasts, and equations without use or effect are gone. Control flow is bound by `lax.scan`, `lax.while_loop`,
+    `lax.cond` and `lax.switch`, so that printed control flow rebuilds.
+
+    Args:
+      closed: the function.
+      rewrite: (eqn, *operands) -> an equation's results, or None to keep the equation.
+      constant: literal or constant -> the value in its place, at any depth.
     """
     for _ in range(MAX_PASSES):
         avals = [fresh_aval(var.aval) for var in closed.jaxpr.invars]
@@ -270,13 +283,18 @@ def retrace_into(
 
 
 def while_any(goes_on: Callable, step: Callable, init: Sequence) -> list:
-    """The carries of loops side by side, as vmap makes them.
+    """Runs several while loops at the same time, as vmap does: until none goes on.
 
-    Each stands still once its own element of the predicate is false. `goes_on(carries)` is
-    bool[*loops], each carry has shape [*loops, ...], or is a pytree of such.
+    Args:
+      goes_on: carries -> bool[*loops], whether each loop takes another step. A loop that has ended keeps its carries.
+      step: carries -> new carries.
+      init: carries before the first step, arrays [*loops, ...] or pytrees of such.
+
+    Returns:
+      The carries of all loops at their ends.
     """
 
-    def one(state):
+    def step_of_running(state):
         running, *carries = state
         new = jax.tree.map(lambda x, old: _chosen(running, x, old), list(step(carries)), carries)
         return [goes_on(new), *new]
@@ -284,16 +302,19 @@ def while_any(goes_on: Callable, step: Callable, init: Sequence) -> list:
     def any_runs(state):
         return jax.lax.reduce_or(state[0], tuple(range(state[0].ndim)))
 
-    return list(jax.lax.while_loop(any_runs, one, [goes_on(init), *init])[1:])
+    return list(jax.lax.while_loop(any_runs, step_of_running, [goes_on(init), *init])[1:])
 
 
 def _chosen(running, new, old):
+    """`new` of the loops that run, `old` of the others."""
     return jax.lax.select(
         jax.lax.broadcast_in_dim(running, new.shape, range(running.ndim)), new, old
     )
 
 
 class _Retrace:
+    """One pass of `retrace`, with its arguments."""
+
     def __init__(self, rewrite: Rewrite | None, constant: Callable = lambda x: x):
         self.rewrite, self.constant = rewrite, constant
 
@@ -446,7 +467,7 @@ def selector(eqn, producers: dict) -> tuple[str, Atom]:
 
 
 def live_equations(jaxpr: jex.Jaxpr) -> list[bool]:
-    """Per equation: does a result or an effect need it? A cond needs what selects it, not the converted index."""
+    """Per equation, whether a result or an effect needs it. A cond needs its predicate, not the index converted from it."""
     producers = {var: producer for producer in jaxpr.eqns for var in producer.outvars}
     needed = {var for var in jaxpr.outvars if isinstance(var, jex.Var)}
     live = []
@@ -569,7 +590,7 @@ def constant_value(value):
 
 
 def _convert(eqn, x):
-    """convert_element_type without what only weak types needed: conversions to the same type and of literals."""
+    """Rewrites convert_element_type without conversions that only weak types needed: to the same type, and of literals."""
     dtype = np.dtype(eqn.params["new_dtype"])
     if x.dtype == dtype:
         return x

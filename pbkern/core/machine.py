@@ -1,4 +1,4 @@
-"""Machine: what the cost model and schedules know about a target.
+"""Machine: figures of a target for the cost model and for schedules.
 
 Types here, values with each target.
 

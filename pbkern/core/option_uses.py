@@ -32,7 +32,13 @@ OTHER_BACKENDS = {"std": ("static_argnums", "static_argnames"), "xla": ARGUMENT_
 
 @dataclass(frozen=True)
 class Refusal:
-    """Options that mean nothing to a decorator. concerns: what they are for; hint: what to do; unless: of all options."""
+    """Options that mean nothing to a decorator.
+
+    Attributes:
+      concerns: their purpose.
+      hint: a remedy.
+      unless: all options -> whether they give these a meaning.
+    """
 
     names: tuple[str, ...]
     concerns: str

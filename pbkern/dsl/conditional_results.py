@@ -118,7 +118,7 @@ class _Body:
             self.marked[... if None in where or not self.marked.ndim else tuple(where)] = True
 
     def _call(self, eqn) -> None:
-        """Joins what the branches, the loop or the function of an equation store."""
+        """Joins the stores of an equation's branches, loop or function."""
         name, operands = eqn.primitive.name, list(eqn.invars)
         inner = [closed.jaxpr for closed in inner_jaxprs(eqn)]
         if name == "cond":

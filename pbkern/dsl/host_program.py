@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from pbkern.core.affine import Affine
 from pbkern.core.lazy_dataclass import dataclass
@@ -117,6 +117,20 @@ class ProgramSignature:
     label: str = ""
 
 
+def steps_inside(steps: Iterable[Step]) -> Iterator[Step]:
+    """Steps and those inside of them in program order, each loop and branch before the steps inside it."""
+    for step in steps:
+        yield step
+        match step:
+            case Loop(steps=inner):
+                yield from steps_inside(inner)
+            case HostWhile(condition=condition, steps=inner):
+                yield from steps_inside((*condition, *inner))
+            case Cond(branches=branches):
+                for branch in branches:
+                    yield from steps_inside(branch)
+
+
 @dataclass(frozen=True)
 class HostProgram:
     """`name(inputs) -> outputs`: buffers by name and the steps to run."""
@@ -173,20 +187,7 @@ class HostProgram:
 
     def all_steps(self) -> Iterator[Step]:
         """Steps in program order, each loop and branch before the steps inside it."""
-
-        def visit(steps: tuple[Step, ...]) -> Iterator[Step]:
-            for step in steps:
-                yield step
-                match step:
-                    case Loop(steps=inner):
-                        yield from visit(inner)
-                    case HostWhile(condition=c, steps=inner):
-                        yield from visit((*c, *inner))
-                    case Cond(branches=branches):
-                        for branch in branches:
-                            yield from visit(branch)
-
-        return visit(self.steps)
+        return steps_inside(self.steps)
 
     def launches(self) -> list[Launch]:
         """Launches in program order, those inside loops and branches once."""

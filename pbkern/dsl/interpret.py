@@ -220,7 +220,7 @@ def _run_grid(
 
 
 def _is_checked(kernel: Kernel) -> bool:
-    """Whether reads of what is not defined are errors.
+    """Whether reads of undefined elements are errors.
 
     Kernels of the fuser compute edges of blocks that nothing needs, and Pallas kernels may merge
     what is not defined with what is.
@@ -309,7 +309,7 @@ def _check_race(
     index,
     parallel,
 ) -> None:
-    """Marks what this program wrote by its number; an element of another parallel coordinate's program is a race."""
+    """Marks the elements that this program wrote. An element of a program with another parallel coordinate is a race."""
     view = writers[window.array]
     assert buffer.written is not None, "recorded where races are looked for"
     written = buffer.written[buffer.inside].reshape(view.shape)

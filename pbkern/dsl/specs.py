@@ -200,7 +200,7 @@ def _show(block_shape: Sequence) -> str:
 
 
 def _trace_index_map(f, origin, array, grid, prefetch, at):
-    """Closed jaxpr (i32 grid indices, prefetch Refs) -> i32 per dimension, whatever jax_enable_x64 says."""
+    """Closed jaxpr (i32 grid indices, prefetch Refs) -> i32 per dimension, with and without jax_enable_x64."""
     at = definition_line(f) or at
     if f is None:
         f = lambda *_: (0,) * len(array.shape)

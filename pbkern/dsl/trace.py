@@ -1,7 +1,7 @@
 """Python function over Refs -> Kernel.
 
-`kernel(...)` is the decorator that people write, `trace_kernel` what it and other front ends use;
-calls are call.py.
+`kernel` is the decorator that people write. `trace_kernel` makes the Kernel, for it and for front ends. call.py calls
+a Kernel.
 
 Types in a body never depend on jax_enable_x64: it is traced in 64-bit mode if a block or scratch
 has a 64-bit dtype (or x64=True says so), in 32-bit mode otherwise. Weak types are erased.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import jax
@@ -23,10 +23,15 @@ from pbkern import _jax
 from pbkern.core.errors import KernelError, UnsupportedOp
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import has_rules, inner_jaxprs, retrace, retrace_into, rules_kept
-from pbkern.core.options import TARGETS, nearest
 from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.core.process.public_names import PublicNames
 from pbkern.dsl.body_checks import explain
+from pbkern.dsl.body_checks.definitions import (
+    array_labels,
+    checked_grid,
+    checked_specs,
+    params_by_target,
+)
 from pbkern.dsl.body_checks.static_indices import check_indices
 from pbkern.dsl.body_checks.undefined_reads import check_reads
 from pbkern.dsl.body_checks.unwritten_results import check_written
@@ -151,39 +156,43 @@ def kernel(
             )
         return KernelFunction(
             function,
-            out_shape,
-            own_grid_spec(spec, definition_line(function)),
-            input_output_aliases or {},
-            compiler_params,
-            name,
-            interpret,
-            in_types,
-            x64,
-            tuple(sorted((dynamic_grid or {}).items())),
-            finish,
+            out_shape=out_shape,
+            grid_spec=own_grid_spec(spec, definition_line(function)),
+            aliases=input_output_aliases or {},
+            compiler_params=compiler_params,
+            name=name,
+            interpret=interpret,
+            in_types=in_types,
+            x64=x64,
+            dynamic_grid=dynamic_grid or {},
+            finish=finish,
         )
 
     return decorate if body is None else decorate(body)
 
 
 class KernelFunction(PublicNames, PickledByName):
-    """A kernel as `pbkern.kernel` returns it: traces to a Kernel per operand types, and runs it."""
+    """A kernel as `pbkern.kernel` returns it: traces to a Kernel per operand types, and runs it.
+
+    The arguments of its constructor are those of `kernel`.
+    """
 
     INTERNAL = frozenset(("remade",))
 
     def __init__(
         self,
-        body,
-        out_shape,
-        grid_spec,
-        aliases,
-        compiler_params,
-        name,
-        interpret,
-        in_types,
-        x64,
-        dynamic_grid,
-        finish,
+        body: Callable,
+        *,
+        out_shape: Any,
+        grid_spec: GridSpec,
+        aliases: Mapping[int, int],
+        compiler_params: Any,
+        name: str | None,
+        interpret: bool,
+        in_types: Sequence | None,
+        x64: bool | None,
+        dynamic_grid: Mapping[int, int],
+        finish: KernelFunction | None,
     ) -> None:
         self.__name__, self.__doc__ = getattr(body, "__name__", "kernel"), body.__doc__
         self.__module__, self.__qualname__ = (
@@ -215,7 +224,7 @@ class KernelFunction(PublicNames, PickledByName):
             "compiler_params": compiler_params,
             "name": name,
             "x64": x64,
-            "dynamic_grid": dynamic_grid,
+            "dynamic_grid": tuple(sorted(dynamic_grid.items())),
         }
         self._interprets: bool = interpret or (finish is not None and finish._interprets)
         self._traced: dict[tuple[ArrayType, ...], Kernel] = {}
@@ -227,7 +236,7 @@ class KernelFunction(PublicNames, PickledByName):
         return self._in_types
 
     def remade(self) -> tuple:
-        """Without what was traced and compiled."""
+        """(function, its arguments) that make this object again, without its traced and compiled kernels."""
         return _remade, (vars(self) | {"_traced": {}, "_compiled": None},)
 
     @_jax.hides_own_frames
@@ -240,12 +249,11 @@ class KernelFunction(PublicNames, PickledByName):
         if not types and self._in_types is not None:
             types = tuple(self._in_types)
         if types not in self._traced:
-            types_of_programs = types if self._finish is None else types[: self._operand_count()]
-            finish = (
-                None
-                if self._finish is None
-                else self._finish.trace(*self._out_types, *types[len(types_of_programs) :])
-            )
+            finish, types_of_programs = None, types
+            if self._finish is not None:
+                num_operands = self._num_operands()
+                types_of_programs, further = types[:num_operands], types[num_operands:]
+                finish = self._finish.trace(*self._out_types, *further)
             self._traced[types] = trace_kernel(
                 self.body,
                 grid=self.grid_spec.grid,
@@ -261,16 +269,15 @@ class KernelFunction(PublicNames, PickledByName):
             check_reads(self._traced[types])
         return self._traced[types]
 
-    def _operand_count(self) -> int:
-        """Operands of the programs.
+    def _num_operands(self) -> int:
+        """Number of the programs' operands, without those of the last stage.
 
-        Raises KernelError where neither in_specs nor the body's parameters tell.
+        Raises KernelError where neither in_specs nor the body's parameters give it.
         """
-        if self.grid_spec.in_specs is not None:
-            specs = self.grid_spec.in_specs
-            return self.grid_spec.num_scalar_prefetch + (
-                1 if isinstance(specs, BlockSpec) else len(specs)
-            )
+        specs = self.grid_spec.in_specs
+        if specs is not None:
+            num_specs = 1 if isinstance(specs, BlockSpec) else len(specs)
+            return self.grid_spec.num_scalar_prefetch + num_specs
         parameters = inspect.signature(self.body).parameters.values()
         if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
             raise KernelError(
@@ -282,13 +289,13 @@ class KernelFunction(PublicNames, PickledByName):
         return len(parameters) - len(self._out_types) - len(self.grid_spec.scratch_shapes)
 
     @property
-    def _results(self) -> Any:
-        """Structure of what a call returns."""
-        return self._out_tree if self._finish is None else self._finish._results
+    def _result_tree(self) -> Any:
+        """The pytree that a call returns."""
+        return self._out_tree if self._finish is None else self._finish._result_tree
 
     @property
     def _result_types(self) -> list[ArrayType]:
-        """Types of what a call returns."""
+        """Types of the leaves that a call returns."""
         return self._out_types if self._finish is None else self._finish._result_types
 
     def _flat_out_specs(self) -> list[BlockSpec] | None:
@@ -324,7 +331,7 @@ class KernelFunction(PublicNames, PickledByName):
         kernel = self.trace(*arrays)
         operands = [held(array, type_.dtype) for array, type_ in zip(arrays, kernel.in_types)]
         results = function_of(kernel)(*operands)
-        return self._results.unflatten(
+        return self._result_tree.unflatten(
             [held(result, type_.dtype) for result, type_ in zip(results, self._result_types)]
         )
 
@@ -353,7 +360,7 @@ class KernelFunction(PublicNames, PickledByName):
         return call
 
     def _without_checks(self) -> Callable:
-        """A function that binds the primitive, unless the kernel has checks: `call_kernel` raises what failed in it."""
+        """A function of arrays that binds the primitive. Raises _HasChecks for a kernel with checks."""
 
         def call(*arrays) -> Any:
             if checks.can_fail(self.trace(*arrays)):
@@ -376,6 +383,7 @@ compile_eager_calls: list[Callable[[Callable], Callable]] = []
 
 
 def _remade(state: dict) -> KernelFunction:
+    """A KernelFunction with these attributes, for pickle."""
     function = object.__new__(KernelFunction)
     vars(function).update(state)
     return function
@@ -408,29 +416,33 @@ def trace_kernel(
     Arguments as for `kernel`, with flat lists; raises KernelError.
     """
     at = source if source is not None else definition_line(body)
-    grid = check_grid(grid, at)
-    seen = [array_type(type_, f"operand {n}", at) for n, type_ in enumerate(in_types)]
-    seen += [array_type(type_, f"result {n}", at) for n, type_ in enumerate(out_types)]
-    scratch_seen = [scratch(shape, n, at) for n, shape in enumerate(scratch_shapes)]
-    in_types = [_in_memory(type_) for type_ in seen[: len(in_types)]]
-    out_types = [_in_memory(type_) for type_ in seen[len(in_types) :]]
-    prefetch = in_types[:num_scalar_prefetch]
-    in_specs = _check_count("in_specs", in_specs, in_types[num_scalar_prefetch:], "operands", at)
-    out_specs = _check_count("out_specs", out_specs, out_types, "results", at)
-    labels = _labels(body, len(in_types), len(out_types))
-    specs = [BlockSpec()] * num_scalar_prefetch + in_specs + out_specs
-    specs, sizes = _without_slices(specs, labels, at)
-    known = [None if axis in dict(dynamic_grid) else size for axis, size in enumerate(grid)]
+    grid = checked_grid(grid, at)
+    num_inputs = len(in_types)
+    # Types that the body sees. Arrays and scratch in memory may have wider elements.
+    types = [array_type(type_, f"operand {n}", at) for n, type_ in enumerate(in_types)]
+    types += [array_type(type_, f"result {n}", at) for n, type_ in enumerate(out_types)]
+    buffers = [scratch(shape, n, at) for n, shape in enumerate(scratch_shapes)]
+    arrays = list(map(_in_memory, types))
+    inputs, outputs = arrays[:num_inputs], arrays[num_inputs:]
+    prefetched, blocked = inputs[:num_scalar_prefetch], inputs[num_scalar_prefetch:]
+    specs = [
+        *[BlockSpec()] * num_scalar_prefetch,
+        *checked_specs("in_specs", in_specs, blocked, "operands", at),
+        *checked_specs("out_specs", out_specs, outputs, "results", at),
+    ]
+    labels = array_labels(body, num_inputs, len(outputs))
+    specs, size_maps = _without_slices(specs, labels, at)
+    known_grid = [None if axis in dict(dynamic_grid) else size for axis, size in enumerate(grid)]
     mappings = tuple(
-        block_mapping(spec, type_, label, known, prefetch, at)
-        for spec, type_, label in zip(specs, in_types + out_types, labels)
+        block_mapping(spec, array, label, known_grid, prefetched, at)
+        for spec, array, label in zip(specs, arrays, labels)
     )
-    traced_kernel = Kernel(
+    unfinished = Kernel(
         name=identifier(name if name else getattr(body, "__name__", "kernel")),
         grid=grid,
-        inputs=mappings[: len(in_types)],
-        outputs=mappings[len(in_types) :],
-        scratch=tuple(map(_in_memory, scratch_seen)),
+        inputs=mappings[:num_inputs],
+        outputs=mappings[num_inputs:],
+        scratch=tuple(map(_in_memory, buffers)),
         body=_no_body(),
         aliases=tuple(aliases),
         compiler_params=params_by_target(compiler_params, at),
@@ -439,28 +451,43 @@ def trace_kernel(
         defined_at=at or "",
         finish=finish,
     )
-    verify_blocks(traced_kernel)
-    dtypes = [type_.dtype for type_ in seen] + [type_.dtype for type_ in scratch_seen]
-    closed = over_bytes(_trace_body(body, traced_kernel, dtypes, x64))
-    check_indices(closed, traced_kernel.name, traced_kernel.defined_at)
-    if atomics.is_used(closed.jaxpr):
-        traced_kernel = atomics.in_order(traced_kernel)
-
-    def complete(body: jex.ClosedJaxpr) -> Kernel:
-        body = atomics.expand(body)
-        if sizes:
-            body = bounded_slices.bound(body, lambda refs: limits_of(traced_kernel, sizes, refs))
-        body = canonical_body(body, traced_kernel.name)
-        return with_private_inputs(dataclasses.replace(traced_kernel, body=body))
-
-    traced_kernel = with_both_bodies(complete, closed)
+    verify_blocks(unfinished)
+    dtypes = [type_.dtype for type_ in types] + [buffer.dtype for buffer in buffers]
+    closed = over_bytes(_trace_body(body, unfinished, dtypes, x64))
+    traced_kernel = _with_body(unfinished, closed, size_maps)
     verify(traced_kernel)
-    check_written(traced_kernel, {size - len(in_types) for size in sizes})
+    check_written(traced_kernel, {number - num_inputs for number in size_maps})
     return traced_kernel
 
 
-def with_both_bodies(complete: Callable, closed: jex.ClosedJaxpr) -> Kernel:
-    """complete(body), a Kernel, with the body that keeps functions with derivatives of their own."""
+def _with_body(
+    unfinished: Kernel, closed: jex.ClosedJaxpr, size_maps: Mapping[int, Callable]
+) -> Kernel:
+    """A kernel with its traced body in canonical form.
+
+    Args:
+      unfinished: the kernel with any body.
+      closed: the body over Refs.
+      size_maps: number of a Ref with BoundedSlice dimensions -> index map for their sizes.
+    """
+    check_indices(closed, unfinished.name, unfinished.defined_at)
+    if atomics.is_used(closed.jaxpr):
+        unfinished = atomics.in_order(unfinished)
+
+    def complete(body: jex.ClosedJaxpr) -> Kernel:
+        body = atomics.expand(body)
+        if size_maps:
+            body = bounded_slices.bound(body, lambda refs: limits_of(unfinished, size_maps, refs))
+        body = canonical_body(body, unfinished.name)
+        return with_private_inputs(dataclasses.replace(unfinished, body=body))
+
+    return with_both_bodies(complete, closed)
+
+
+def with_both_bodies(
+    complete: Callable[[jex.ClosedJaxpr], Kernel], closed: jex.ClosedJaxpr
+) -> Kernel:
+    """The Kernel that `complete` makes of a body, with Kernel.with_rules where the body calls custom derivatives."""
     kernel = complete(closed)
     if not has_rules(closed.jaxpr):
         return kernel
@@ -477,16 +504,16 @@ def _no_body() -> jex.ClosedJaxpr:
 def _without_slices(
     specs: list, labels: Sequence[str], at: str | None
 ) -> tuple[list, dict[int, Callable]]:
-    """(specs without BoundedSlice dimensions, number of each that had some -> its index map for sizes)."""
+    """(specs without BoundedSlice dimensions, number of each spec that had some -> its index map for their sizes)."""
     plain: list = list(specs)
-    sizes: dict[int, Callable] = {}
+    size_maps: dict[int, Callable] = {}
     for n, (spec, label) in enumerate(zip(specs, labels)):
         if (
             isinstance(spec, BlockSpec)
             and spec.block_shape
             and bounded_slices.is_bounded(spec.block_shape)
         ):
-            starts, sizes[n] = bounded_slices.split_index_map(
+            starts, size_maps[n] = bounded_slices.split_index_map(
                 spec.index_map, spec.block_shape, label, at
             )
             shape = [
@@ -496,22 +523,22 @@ def _without_slices(
                 for size in spec.block_shape
             ]
             plain[n] = BlockSpec(shape, starts, memory_space=spec.memory_space)
-    return plain, sizes
+    return plain, size_maps
 
 
 def limits_of(
-    traced_kernel: Kernel, sizes: Mapping[int, Callable], refs: Sequence
+    traced_kernel: Kernel, size_maps: Mapping[int, Callable], refs: Sequence
 ) -> bounded_slices.Limits:
-    """This program's sizes of BoundedSlice dimensions; `sizes`: number of a Ref -> index map for sizes."""
+    """This program's sizes of BoundedSlice dimensions; `size_maps`: number of a Ref -> index map for its sizes."""
     args = [primitives.program_id(axis) for axis in range(len(traced_kernel.grid))] + list(
         refs[: traced_kernel.num_scalar_prefetch]
     )
-    return {id(refs[n]): size(*args) for n, size in sizes.items()}
+    return {id(refs[n]): size(*args) for n, size in size_maps.items()}
 
 
-def _in_memory(memory):
-    """The type of an array or scratch, whose elements the body may see as narrower ones."""
-    return dataclasses.replace(memory, dtype=held_as(memory.dtype))
+def _in_memory(type_: Any) -> Any:
+    """The type of an array or scratch in memory, where narrow types are bytes (body_rewrites/byte_refs.py)."""
+    return dataclasses.replace(type_, dtype=held_as(type_.dtype))
 
 
 def _trace_body(
@@ -557,7 +584,8 @@ def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJ
     # Every type is explicit by now; 64-bit mode keeps 64-bit ones.
     with jax.enable_x64(True), _jax.computed_in_the_body():
         closed = retrace(closed, _rewrite, in_body)
-    for var in closed.jaxpr.constvars:
+    if closed.jaxpr.constvars:
+        var = closed.jaxpr.constvars[0]
         use = next((eqn for eqn in closed.jaxpr.eqns if var in eqn.invars), None)
         raise KernelError(
             f"body of kernel `{name}` uses an array constant",
@@ -574,6 +602,10 @@ MASKED_IN_PALLAS = ("masked_swap", "atomic_rmw", "atomic_cas")
 
 
 def _rewrite(eqn, *operands) -> list | None:
+    """Replaces an equation by primitives that Kernel.body may hold; None where it is one already.
+
+    Raises UnsupportedOp.
+    """
     if eqn.primitive.name == "new_ref":
         raise UnsupportedOp(
             "a Ref made in a body",
@@ -594,11 +626,11 @@ def _rewrite(eqn, *operands) -> list | None:
         )
     results = refs.rewrite(eqn, *operands)
     if results is None:
-        results = prng_keys.rewrite(eqn, operands, _translated, functools.partial(_bind, eqn))
+        results = prng_keys.rewrite(eqn, operands, _retraced, functools.partial(_bind, eqn))
     return value_primitives.rewrite(eqn, *operands) if results is None else results
 
 
-def _translated(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
+def _retraced(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
     return retrace_into(jaxpr, consts, args, _rewrite, in_body)
 
 
@@ -609,7 +641,8 @@ def _bind(eqn, *operands) -> Sequence:
     return _jax.bind_again(eqn, operands)
 
 
-def needs_x64(dtypes) -> bool:
+def needs_x64(dtypes: Iterable) -> bool:
+    """Whether some dtype has 64 bits per number, so that a body with it is traced in 64-bit mode."""
     return any(
         np.dtype(dtype).name in ("int64", "uint64", "float64", "complex128") for dtype in dtypes
     )
@@ -622,102 +655,7 @@ def body_dtypes(jaxpr: jex.Jaxpr) -> set[np.dtype]:
     return dtypes.union(*(body_dtypes(j.jaxpr) for eqn in jaxpr.eqns for j in inner_jaxprs(eqn)))
 
 
-def check_grid(grid, at: str | None) -> tuple[int, ...]:
-    grid = (grid,) if isinstance(grid, (int, np.integer)) else grid
-    try:
-        sizes = tuple(grid)
-    except TypeError:
-        sizes = (None,)
-    if not all(
-        isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size >= 0
-        for size in sizes
-    ):
-        raise KernelError(
-            "a grid has a size that is not a non-negative integer",
-            at=at,
-            why=f"grid={grid!r}",
-            hint="static integers, e.g. (pbkern.cdiv(n, 128),)",
-        )
-    return tuple(int(size) for size in sizes)
-
-
-def _check_count(what: str, specs, types: list, things: str, at: str | None) -> list:
-    if specs is None:
-        return [BlockSpec()] * len(types)
-    specs = [specs] if isinstance(specs, BlockSpec) else list(specs)
-    if len(specs) != len(types):
-        raise KernelError(
-            f"{what} has {len(specs)} entries for {len(types)} {things}",
-            at=at,
-            why=f"{things} {', '.join(map(str, types)) or 'none'}",
-            hint=f"one BlockSpec each; BlockSpec() for a whole array, {what}=None for all",
-        )
-    return specs
-
-
-def _labels(body: Callable, num_in: int, num_out: int) -> list[str]:
-    """Names of operands and results in messages, with the body's own names for the Refs."""
-    try:
-        parameters = list(inspect.signature(body).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    names = [
-        parameter.name if parameter.kind is not parameter.VAR_POSITIONAL else None
-        for parameter in parameters
-    ]
-    labels = [f"input {n}" for n in range(num_in)] + [f"output {n}" for n in range(num_out)]
-    if None in names or len(names) < len(labels):
-        return labels
-    return [f"{label} (`{ref}`)" for label, ref in zip(labels, names)]
-
-
 def identifier(name: str) -> str:
-    """A kernel's name from what a user may call it."""
+    """A kernel's name as an identifier that is not reserved."""
     name = identifiers.identifier(name, "kernel").strip("_") or "kernel"
     return name if name.isidentifier() and name not in RESERVED else f"kernel_{name}"
-
-
-def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
-    """{target name: CompilerParams} from what a user may write."""
-    if params is None:
-        return {}
-    if isinstance(params, Mapping):
-        for target, param in params.items():
-            _check_params(target, param, at)
-        return dict(params)
-    by_target = {}
-    for param in params if isinstance(params, (tuple, list)) else (params,):
-        target = getattr(param, "target_name", None)
-        if target is None or target in by_target:
-            raise KernelError(
-                "compiler_params names no target"
-                if target is None
-                else f"two compiler_params for target `{target}`",
-                at=at,
-                why=f"{param!r}",
-                hint="a target's CompilerParams, or {target name: CompilerParams}",
-            )
-        _check_params(target, param, at)
-        by_target[target] = param
-    return by_target
-
-
-# TPUs are a target of CompilerParams alone: `to_pallas` hands kernels to JAX's compiler.
-PARAMS_TARGETS = (*TARGETS, "tpu")
-
-
-def _check_params(target, params: Any, at: str | None) -> None:
-    if target not in PARAMS_TARGETS:
-        raise KernelError(
-            f"compiler_params for a target that there is not, `{target}`",
-            at=at,
-            why=f"the targets are {', '.join(PARAMS_TARGETS)}",
-            hint=nearest(str(target), PARAMS_TARGETS),
-        )
-    if getattr(params, "target_name", None) != target:
-        raise KernelError(
-            f"compiler_params for target `{target}` are not that target's CompilerParams",
-            at=at,
-            why=f"{params!r}",
-            hint=f"{{'{target}': pbkern.{target}.CompilerParams(...)}}",
-        )

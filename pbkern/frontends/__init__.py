@@ -1,1 +1,1 @@
-"""Functions of other systems -> ClosedJaxpr; their kernels -> Kernel. What follows does not learn where they came from."""
+"""Functions of other systems -> ClosedJaxpr; their kernels -> Kernel. Later stages do not learn the source."""

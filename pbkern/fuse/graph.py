@@ -1,4 +1,4 @@
-"""Node, Edge, Partition: what partitioning makes of a jaxpr, and the order in which it runs."""
+"""Node, Edge, Partition: a jaxpr as nodes that run one after the other, with the decisions that made them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pbkern.core.errors import InternalError
 from pbkern.core.jaxprs import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.schedule import Schedule
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """One decision: was `producer` fused into its consumers, and what did the model say?
+    """One decision: whether `producer` was fused into its consumers, with the modelled times.
 
     Attributes:
       before, after: predicted seconds of the kernels apart and of one kernel in their place; 0
@@ -106,7 +106,7 @@ class Partition:
     edges: list[Edge]
 
     def __str__(self) -> str:
-        """A line per node: what it is, how many equations it has, its results and modelled time."""
+        """A line per node: its kind, number of equations, results and modelled time."""
         rows = []
         for node in self.nodes:
             names = ", ".join(eqn.primitive.name for eqn in node.eqns)
@@ -142,7 +142,7 @@ class Inner:
 
 
 def order(nodes: Iterable[Node], available: Iterable) -> list[Node]:
-    """The nodes, each after those that it reads from; what overwrites an operand after its readers, where that is possible."""
+    """The nodes, each after those that it reads from and, if possible, after readers of an operand that it overwrites."""
     waiting, known, done = list(nodes)[::-1], set(available), []
     rivals = other_readers(waiting)
     while waiting:

@@ -1,4 +1,4 @@
-"""FuseOptions: what passes over functions know of the options and of the target."""
+"""FuseOptions: the user's options and the target's properties that passes over functions read."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def plan(
     choices: Sequence[Choice] = (),
     donated: Sequence[bool] = (),
 ) -> Plan:
-    """Fuses a jaxpr into HostPrograms and what is left to XLA.
+    """Fuses a jaxpr into HostPrograms and jaxprs that XLA runs.
 
     Args:
       closed: what is fused.
@@ -276,7 +276,7 @@ def plan(
 
 
 def argument_names(given: jex.Jaxpr, simple: jex.Jaxpr) -> dict[jex.Var, str]:
-    """The simplified function's operands in their order -> what the function's author calls them, as identifiers."""
+    """Identifiers for the simplified function's operands, in their order, by the names that the function's author gave them."""
     names = given.debug_info.arg_names or ()
     if not len(names) == len(given.invars) == len(simple.invars):
         return dict.fromkeys(simple.invars, "")

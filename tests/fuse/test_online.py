@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 import pbkern
-import pbkern.fuse.tiling.block_search
 import pbkern.fuse.tiling.online_analysis
+import pbkern.fuse.tiling.schedule
 from pbkern.dsl.host_program import BufferKind
 from pbkern.targets.costs.sizes import SIZES
 
@@ -23,7 +23,7 @@ def runs(monkeypatch):
 
     def set_columns(columns: int) -> None:
         monkeypatch.setattr(pbkern.fuse.tiling.online_analysis, "CHUNK_COLUMNS", columns)
-        monkeypatch.setattr(pbkern.fuse.tiling.block_search, "NEAR_CHUNK_SHARE", 0.0)
+        monkeypatch.setattr(pbkern.fuse.tiling.schedule, "NEAR_CHUNK_SHARE", 0.0)
 
     return set_columns
 
@@ -245,7 +245,7 @@ def test_long_sequences_store_no_scores(f):
     x = jax.ShapeDtypeStruct((2, 4, 8192, 64), jnp.float32)
     assert len(planned(f, x, x, x).kernels()) == 1
     assert pbkern.jit(f).memory_analysis(x, x, x).temp_size_in_bytes < 8 << 20  # scores take 2 GB
-    assert "in runs of 512 columns" in str(pbkern.jit(f).explain(x, x, x))
+    assert "in chunks of 512 columns" in str(pbkern.jit(f).explain(x, x, x))
 
 
 def test_without_fast_math_sums_keep_their_order():
@@ -299,7 +299,7 @@ def test_the_maximum_of_one_row_may_be_seen_through_views_without_dimensions():
     columns = 2 * pbkern.fuse.tiling.online_analysis.CHUNK_COLUMNS
     args = rand(columns), rand(columns, 4, seed=1)
     jaxpr = jax.make_jaxpr(f)(*args).jaxpr
-    found = pbkern.fuse.tiling.online_analysis.find(jaxpr.eqns, jaxpr.outvars, SIZES)
+    found = pbkern.fuse.tiling.online_analysis.find_online(jaxpr.eqns, jaxpr.outvars, SIZES)
     assert found is not None
     assert found.level is jaxpr.eqns[0]
     assert len(found.sums) == 2

@@ -13,7 +13,7 @@ from pbkern.fuse.access.rules import whole
 from pbkern.fuse.cost.steps import PricedSteps
 from pbkern.fuse.emit import body_memo
 from pbkern.fuse.partition import merge_groups, move_consumers
-from pbkern.fuse.tiling import block_search, one_program, search_memo
+from pbkern.fuse.tiling import one_program, root_probe, schedule, search_memo
 
 from .checking import COSTS, check, planned, rand
 
@@ -130,13 +130,13 @@ def network(x, w, v):
 
 
 def test_what_a_group_takes_in_is_worked_out_as_if_all_of_it_were(monkeypatch):
-    parts, schedule_more = [], block_search.schedule_more
+    parts, schedule_more = [], schedule.schedule_more
 
     def compared(eqns, found, machine):
         walked.clear()
         made = schedule_more(eqns, found, machine)
         parts.append(not walked)
-        whole = block_search.schedule_at(eqns, [v for v, _ in found.outputs], found.blocks, machine)
+        whole = schedule.schedule_at(eqns, [v for v, _ in found.outputs], found.blocks, machine)
         assert (made is None) == (whole is None)
         if made is not None:
             assert made.cost == whole.cost
@@ -147,10 +147,10 @@ def test_what_a_group_takes_in_is_worked_out_as_if_all_of_it_were(monkeypatch):
             ]
         return made
 
-    walked, request = [], block_search.request
-    monkeypatch.setattr(
-        block_search, "request", lambda *args: walked.append(args) or request(*args)
-    )
+    walked, request = [], schedule.request
+    counted = lambda *args: walked.append(args) or request(*args)
+    for module in (schedule, root_probe):
+        monkeypatch.setattr(module, "request", counted)
     monkeypatch.setattr(partition, "memoised_extension", compared)
     planned(network, *(np.ones(s, np.float32) for s in [(256, 128), (128, 512), (512, 128)]))
     assert len(parts) > 20
@@ -208,13 +208,14 @@ SMALL = [np.ones((5, 7), np.float32), np.full((4, 6), 0.1, np.float32)]
 
 
 def test_long_groups_of_one_program_grow_without_searches(monkeypatch):
-    walked, request = [], block_search.request
+    walked, request = [], schedule.request
 
     def counted(eqns, outputs):
         walked.append(len(eqns))
         return request(eqns, outputs)
 
-    monkeypatch.setattr(block_search, "request", counted)
+    for module in (schedule, root_probe):
+        monkeypatch.setattr(module, "request", counted)
     plan = planned(recurrence, *SMALL)
     equations = len(plan.jaxpr.eqns)
     assert len(plan.kernels()) == 1
@@ -229,7 +230,7 @@ def test_what_a_long_group_grows_to_is_what_is_worked_out_anew(monkeypatch):
         walked.clear()
         made = grown(eqns, outputs, found, machine)
         parts.append((not walked, len(outputs) > len(found.outputs)))
-        anew = block_search.schedule_at(eqns, outputs, outputs[0].aval.shape, machine)
+        anew = schedule.schedule_at(eqns, outputs, outputs[0].aval.shape, machine)
         assert made.cost == anew.cost
         assert made.outputs == anew.outputs
         assert made.requests.inputs == anew.requests.inputs

@@ -25,7 +25,13 @@ STORES_PAST_CACHES = "nontemporal = true"
 
 @dataclass(frozen=True)
 class Kernels:
-    """by_id: what the host calls, by id of a launch's kernel; functions: of all; choosing: MLIR of those that choose."""
+    """Functions of a program's kernels.
+
+    Attributes:
+      by_id: id of a launch's kernel -> the function that the host calls.
+      functions: of all kernels.
+      choosing: MLIR of the functions that choose among others.
+    """
 
     by_id: dict[int, LoweredKernel]
     functions: tuple[FunctionText, ...]

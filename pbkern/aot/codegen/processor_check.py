@@ -106,7 +106,7 @@ def bits_of(needs: Sequence[str], all_needs: Sequence[str]) -> int:
 
 
 def features_text(needs: Sequence[str], is_x86: bool) -> str:
-    """@pbk_features() and what it calls; bit n: the n-th of `needs`."""
+    """Text of @pbk_features() and the functions that it calls; bit n of its result: the n-th of `needs`."""
     return _CACHED + (_LEAF + _asked_of_x86(needs) if is_x86 else _asked_of_arm(needs))
 
 

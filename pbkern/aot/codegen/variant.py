@@ -28,7 +28,12 @@ TASK_THREADS = 16
 
 @dataclass(frozen=True)
 class IrModule:
-    """LLVM IR of one module. has_scalar_loops: whether LLVM's optimiser is worth its time."""
+    """LLVM IR of one module.
+
+    Attributes:
+      text: the IR.
+      has_scalar_loops: whether it has loops without vectors, for which LLVM's optimiser is worth its time.
+    """
 
     text: str
     has_scalar_loops: bool
@@ -40,9 +45,9 @@ class ProcessorVariant:
 
     Attributes:
       parts: modules that call each other.
-      temporary_bytes: of one call; scratch: (bytes per thread, most threads) of each launch that
-        has some.
-      mlir: kernels and host, for reading.
+      temporary_bytes: of one call.
+      scratch: (bytes per thread, most threads) of each launch that has scratch.
+      mlir: text of kernels and host, for people.
     """
 
     parts: tuple[IrModule, ...]
@@ -60,9 +65,17 @@ class ProcessorVariant:
 def variant_of(
     program: HostProgram, options: CompileOptions, device: CpuDevice, most: int, use_openmp: bool
 ) -> ProcessorVariant:
-    """Lowers a program. most: threads that a launch may take.
+    """Lowers a program for one kind of processor.
 
-    Raises UnsupportedOp or InternalError.
+    Args:
+      program: the program.
+      options: the library's.
+      device: the processor.
+      most: threads that a launch may take.
+      use_openmp: whether loops run on OpenMP's threads, not on one.
+
+    Raises:
+      UnsupportedOp, InternalError: as lowering does.
     """
     program, backend = in_stages(program), CpuBackend(device.machine)
     options_of = functools.partial(backend.build_options, options=options, program=program)
@@ -74,17 +87,13 @@ def variant_of(
         return min(most_of(kernel), max(device.machine.cores, TASK_THREADS))
 
     kernels = lowered_kernels(program, options_of)
-    lowered, functions, parts = (
-        emit_host(program, kernels.by_id, threads_of, most_of),
-        kernels.functions,
-        [],
-    )
-    for scalar in (False, True):
-        of_kind = [function for function in functions if function.has_scalar_loops is scalar]
+    lowered, functions = emit_host(program, kernels.by_id, threads_of, most_of), kernels.functions
+    parts = []
+    for is_scalar in (False, True):
+        of_kind = [function for function in functions if function.has_scalar_loops is is_scalar]
         if of_kind:
-            parts.append(
-                IrModule(_llvm_ir(module_text(of_kind), mlir.KERNEL_PASSES, device), scalar)
-            )
+            text = _llvm_ir(module_text(of_kind), mlir.KERNEL_PASSES, device)
+            parts.append(IrModule(text, is_scalar))
     runtime = openmp.OPENMP if use_openmp else serial.SERIAL
     if kernels.choosing:
         parts.append(IrModule(_llvm_ir(kernels.choosing, mlir.HOST_PASSES, device), False))

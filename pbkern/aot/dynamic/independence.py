@@ -1,4 +1,4 @@
-"""Do the rows of a function's results depend on rows of other numbers? A proof by following which rows reach each element.
+"""Proof that row i of a function's results depends on row i of its operands only, by the rows that reach each element.
 
 The function is traced for two sizes, `FEWER` and `MORE` rows. Both jaxprs have to consist of the
 same equations with the same values, so that nothing but extents depends on the size. Then each

@@ -74,7 +74,7 @@ def parameters_of_sizes(
 
 
 def by_source(symbols: Sequence[Symbol], sizes: Sizes) -> Sizes:
-    """Sizes by what the program calls them."""
+    """Sizes by their names in the program."""
     return {symbol.source: sizes[symbol.name] for symbol in symbols}
 
 

@@ -14,7 +14,13 @@ from .arguments import Argument
 
 @dataclass(frozen=True)
 class ElementType:
-    """c: type of an element, or of both parts of a complex one. mlir: element type of a memref. note: what C cannot say."""
+    """The types of an array's elements.
+
+    Attributes:
+      c: type of an element, or of both parts of a complex one.
+      mlir: element type of a memref.
+      note: text for properties that C cannot express.
+    """
 
     c: str
     mlir: str

@@ -18,7 +18,7 @@ from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT
 
 from .arguments import Argument
 
-# How a file of weights begins; the number is that of the format.
+# The first bytes of a file of weights; the number is the format's.
 FILE_MARK = b"pbkern weights 1"
 # Bytes in front of the arrays of a file: the mark, 32 of the digest, zeros.
 HEAD_BYTES = 64
@@ -29,7 +29,8 @@ class FileLayout:
     """Places of the arrays in a file of weights.
 
     Attributes:
-      offsets: of the arrays, in bytes from the file's start. size: of the file.
+      offsets: of the arrays, in bytes from the file's start.
+      size: of the file, in bytes.
       head: its first HEAD_BYTES bytes.
     """
 
@@ -51,7 +52,7 @@ class FileLayout:
         return cls(tuple(offsets), end, head.ljust(HEAD_BYTES, b"\0"))
 
     def content(self, values: Sequence[np.ndarray]) -> bytes:
-        """The file."""
+        """The bytes of a file with these arrays."""
         content = bytearray(self.size)
         content[:HEAD_BYTES] = self.head
         for offset, value in zip(self.offsets, values, strict=True):

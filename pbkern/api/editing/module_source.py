@@ -14,7 +14,8 @@ from jax.extend import core as jex
 from pbkern.core.errors import ArgumentError
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Kernel
-from pbkern.dsl.printer import JaxprPrinter, joined_source
+from pbkern.dsl.printer import joined_source
+from pbkern.dsl.text.body_printer import JaxprPrinter
 from pbkern.dsl.text.identifiers import RESERVED, USED, identifier, unused
 from pbkern.dsl.text.spelling import SpellingScope, dtype_name, plain_number
 from pbkern.dsl.trace import body_dtypes, needs_x64

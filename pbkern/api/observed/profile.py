@@ -87,7 +87,7 @@ class LaunchTrace:
     def events(self) -> list[dict[str, Any]]:
         """Events of the Trace Event Format, in microseconds since the first call began."""
         tracks = {name: n for n, name in enumerate(dict.fromkeys(s.track for s in self.slices))}
-        start = min((one.begin for one in self.slices), default=0)
+        start = min((span.begin for span in self.slices), default=0)
         names = [
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": n, "args": {"name": name}}
             for name, n in tracks.items()
@@ -95,24 +95,24 @@ class LaunchTrace:
         return names + [
             {
                 "ph": "X",
-                "name": one.name,
-                "cat": one.kind,
+                "name": span.name,
+                "cat": span.kind,
                 "pid": 0,
-                "tid": tracks[one.track],
-                "ts": (one.begin - start) / 1e3,
-                "dur": (one.end - one.begin) / 1e3,
-                "args": one.args,
+                "tid": tracks[span.track],
+                "ts": (span.begin - start) / 1e3,
+                "dur": (span.end - span.begin) / 1e3,
+                "args": span.args,
             }
-            for one in self.slices
+            for span in self.slices
         ]
 
     def seconds(self, *kinds: str) -> dict[str, tuple[int, float]]:
         """Name -> (how often, seconds of all) of slices of some kinds, the slowest first."""
         totals: dict[str, tuple[int, float]] = {}
-        for one in self.slices:
-            if one.kind in kinds:
-                count, seconds = totals.get(one.name, (0, 0.0))
-                totals[one.name] = count + 1, seconds + (one.end - one.begin) / 1e9
+        for span in self.slices:
+            if span.kind in kinds:
+                count, seconds = totals.get(span.name, (0, 0.0))
+                totals[span.name] = count + 1, seconds + (span.end - span.begin) / 1e9
         return dict(sorted(totals.items(), key=lambda item: -item[1][1]))
 
     def summary(self) -> str:
@@ -218,7 +218,7 @@ def profile(
         slices = [Slice("call", name, caller, *span, {}) for span in spans]
         slices += _slices(records, tracks)
         slices += _of_xla_alone(_xla_slices(folder, ticks), slices)
-    ordered = sorted(slices, key=lambda one: (one.begin, -one.end))
+    ordered = sorted(slices, key=lambda span: (span.begin, -span.end))
     result = LaunchTrace(name, tuple(ordered), missing)
     if path is not None:
         result.save(path)
@@ -362,11 +362,11 @@ def _xla_slices(folder: str, ticks: Sequence[tuple[int, int]]) -> list[Slice]:
 def _of_xla_alone(operations: Sequence[Slice], slices: Sequence[Slice]) -> list[Slice]:
     """The operations that are no calls of programs: such have the name of a program or kernel, and hold a program's slice."""
     names = {
-        NOT_IN_NAMES.sub(b"_", one.name.encode()).decode()
-        for one in slices
-        if one.kind in ("program", "kernel")
+        NOT_IN_NAMES.sub(b"_", span.name.encode()).decode()
+        for span in slices
+        if span.kind in ("program", "kernel")
     }
-    middles = sorted((one.begin + one.end) // 2 for one in slices if one.kind == "program")
+    middles = sorted((span.begin + span.end) // 2 for span in slices if span.kind == "program")
 
     def is_ours(operation: Slice) -> bool:
         at = bisect.bisect_left(middles, operation.begin - CLOCK_ERROR)

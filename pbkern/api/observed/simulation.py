@@ -30,7 +30,8 @@ if TYPE_CHECKING:  # lowering is imported when something is compiled
     from pbkern.targets.nvgpu.program import NvProgram
 
 
-DEFAULT_DEVICE = "sm_90a"  # also where there is another one: the same text everywhere
+# The same device on every computer, also on one with another GPU, so that results are the same.
+DEFAULT_DEVICE = "sm_90a"
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class Simulation:
 
     Attributes:
       results: as the function returns them, of NumPy arrays; of a kernel, a list.
-      kernels: those that ran, in launch order. ptx: their texts, in the same order.
-      counts: what all launches together would have cost a GPU, see simulate/counts.py.
+      kernels: those that ran, in launch order.
+      ptx: their texts, in the same order.
+      counts: instructions, traffic and conflicts of all launches together (simulate/counts.py).
 
     Examples:
       >>> simulation = pbkern.simulate(lambda x: x * 2, np.ones(300, np.float32))
@@ -101,8 +103,15 @@ def simulate(
             "device": device or of_function or DEFAULT_DEVICE,
         }
         f, options = f.__wrapped__, CompileOptions(**given)
+    return _function(f, args, kwargs, options, check)
+
+
+def _function(
+    f: Callable, args: tuple, kwargs: dict, options: CompileOptions, check: bool
+) -> Simulation:
+    """Simulates the kernels of a plain function; the rest of its plan runs as JAX does."""
     traced: JitFunction = JitFunction(f, options, {})
-    with fallback.strictly(True):  # what XLA would run in a kernel's place is not simulated
+    with fallback.strictly(True):  # a kernel that XLA would run instead is an error
         build, _ = traced.build(args, kwargs)
         compile_programs(build, options)
     counts: list[Counts] = []
@@ -122,18 +131,22 @@ def simulate(
         for leaf in jax.tree.leaves(_dynamic(options, args, kwargs))
     ]
     results = _evaluated(flat.jaxpr, leaves, lambda operands: build.fused.evaluate(operands, run))
-    tree = jax.tree.structure(flat.out_info)
-    compiled = list(build.compiled.values())
     return Simulation(
-        jax.tree.unflatten(tree, results),
+        jax.tree.unflatten(jax.tree.structure(flat.out_info), results),
         build.fused.kernels(),
-        _texts(compiled),
+        _texts(list(build.compiled.values())),
         sum(counts, Counts()),
     )
 
 
 def _evaluated(traced: jex.ClosedJaxpr, leaves: list, call: Callable[[list], list]) -> list:
-    """Results of a traced function, which binds our primitive once: arrays that the function closes over are operands, too."""
+    """Results of a traced function, whose equations all bind `call_p`.
+
+    Args:
+      traced: the function; arrays that it closes over are its constants.
+      leaves: its arguments.
+      call: operands of the primitive -> its results.
+    """
     env = dict(zip(traced.jaxpr.invars, leaves)) | dict(
         zip(traced.jaxpr.constvars, map(np.asarray, traced.consts))
     )
@@ -157,6 +170,7 @@ def _dynamic(options: CompileOptions, args: tuple, kwargs: dict) -> tuple:
 
 
 def _kernel(kernel: Kernel, args: tuple, options: CompileOptions, check: bool) -> Simulation:
+    """Simulates one kernel."""
     build = compile_programs(build_kernel(kernel), options)
     (compiled,) = build.compiled.values()
     results, counts = compiled.simulated([np.asarray(arg) for arg in args], check)
@@ -165,6 +179,7 @@ def _kernel(kernel: Kernel, args: tuple, options: CompileOptions, check: bool) -
 
 
 def _texts(compiled: list[NvProgram]) -> list[str]:
+    """PTX of all kernels, in launch order."""
     return [
         executable.codes[id(kernel)].ptx
         for executable in compiled

@@ -54,7 +54,7 @@ def explained(
 
 
 def _calls(jaxpr: jex.Jaxpr) -> Iterator:
-    """Equations that call a kernel, at any depth; what a Pallas call contains is its own matter."""
+    """Equations that call a kernel, at any depth, but not inside Pallas calls."""
     for eqn in jaxpr.eqns:
         if eqn.primitive is kernel_p or eqn.primitive.name == PALLAS:
             yield eqn

@@ -1,4 +1,4 @@
-"""ELEMENTWISE: one row per elementwise primitive, with what is true of it for every target.
+"""ELEMENTWISE: one row per elementwise primitive, with properties that hold for every target.
 
     ELEMENTWISE["exp"].kinds          "f": floats                              what lowering takes, and tests try
     ELEMENTWISE["exp"].meaning        NumPy arrays -> NumPy array              interpreters, constants, known scalars

@@ -238,7 +238,7 @@ FORMATS = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat1
 
 
 def reduce_precision(x: np.ndarray, *, exponent_bits: int, mantissa_bits: int) -> np.ndarray:
-    """Rounds to fewer bits, ties to even; what is subnormal in the smaller format becomes zero."""
+    """Rounds to fewer bits, ties to even; numbers that are subnormal in the smaller format become zero."""
     own_exponent, own_mantissa = FORMATS[x.dtype.name]
     exponent, drop = (
         min(exponent_bits, own_exponent),

@@ -1,4 +1,4 @@
-"""ElementwisePrimitive: what a row of ELEMENTWISE says of a primitive, and how its meaning is evaluated."""
+"""ElementwisePrimitive: a row of ELEMENTWISE, and the evaluation of its meaning on NumPy arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gather equations, read once for fusion and for lowering: dimensions of the result, and what stands for rows outside."""
+"""Gather equations, read once for fusion and for lowering: dimensions of the result, and the values of rows outside."""
 
 from __future__ import annotations
 

@@ -403,7 +403,7 @@ def is_small(eqn, tall: bool = True) -> bool:
 
 
 def is_written(eqn) -> bool:
-    """Whether the steps are few and short enough to fuse with what is around them."""
+    """Whether the steps are few and short enough to fuse with the equations around them."""
     is_short = eqn.primitive.name in OF_SHORT_STEPS
     return is_short and matrix_shape(eqn)[-1] <= MOST_WRITTEN_STEPS
 

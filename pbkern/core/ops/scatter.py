@@ -1,4 +1,4 @@
-"""Scatter equations, read once for fusion and for lowering: how they combine, and what goes along which dimension."""
+"""Scatter equations, read once for fusion and for lowering: how they combine values, and the roles of dimensions."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class DiskStore:
         return False
 
     def _keep_within_limit(self, written: int) -> None:
-        """Removes what was not used for longest.
+        """Removes the least recently used files.
 
         The folder is listed at the first entry and then once in a while.
         """

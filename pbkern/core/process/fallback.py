@@ -28,7 +28,7 @@ class Declined(Exception):
 
 
 class PassFailed(Exception):
-    """A pass raised; `__cause__` is what."""
+    """A pass raised; `__cause__` is its exception."""
 
     def __init__(self, name: str):
         super().__init__(name)
@@ -59,7 +59,7 @@ def failing(name: str) -> Iterator[None]:
 
 
 def is_failing() -> bool:
-    """Whether a test makes something fail: what is compiled then is not kept."""
+    """Whether a test makes something fail: programs that are compiled then are not stored."""
     return _failing.get() is not None
 
 

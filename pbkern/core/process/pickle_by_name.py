@@ -18,7 +18,7 @@ def global_name(x: Any) -> str | None:
 
 
 class PickledByName:
-    """Base of what decorators return: one object in each process, as functions are.
+    """Base of the objects that decorators return: one object in each process, as functions are.
 
     Copies are the object itself.
 
@@ -26,7 +26,7 @@ class PickledByName:
     """
 
     def remade(self) -> tuple:
-        """(function, arguments) that make the object again from what can be pickled."""
+        """(function, arguments) that make the object again, all of which can be pickled."""
         raise NotImplementedError
 
     def __reduce__(self) -> str | tuple:

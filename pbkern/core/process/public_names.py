@@ -1,4 +1,4 @@
-"""PublicNames: what `dir` and completion show of an object of a user's."""
+"""PublicNames: an object whose `dir`, and so completion, shows its public names alone."""
 
 from __future__ import annotations
 

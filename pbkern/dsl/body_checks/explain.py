@@ -1,4 +1,4 @@
-"""Mistakes found while a body is traced -> KernelError: which kernel, which of its lines, why, and what to write instead.
+"""Mistakes found while a body is traced -> KernelError, which names the kernel, the line, the reason and a remedy.
 
 JAX and NumPy raise errors of many types that speak of tracers. Those raised in their code on behalf
 of a body are said again in terms of kernels; with JAX_TRACEBACK_FILTERING=off the original is shown

@@ -33,7 +33,7 @@ UNKNOWN = object()
 
 @dataclass
 class PlaceWalk:
-    """Follows one program, to know what it does to Refs.
+    """Follows one program through its accesses to Refs.
 
     Attributes:
       place: the program's number along each grid dimension, None where it is not known.
@@ -122,7 +122,7 @@ class PlaceWalk:
         return [UNKNOWN] * len(eqn.outvars)
 
     def _perhaps(self, eqn, operands: list) -> None:
-        """Notes what the branches or turns of an equation may store, whatever values decide."""
+        """Notes stores of all branches and turns of an equation, as values may choose any of them."""
         refs = [operand for operand in operands if isinstance(operand, _RefNumber)]
         if not refs:
             return

@@ -1,4 +1,4 @@
-"""Kernel -> KernelError where a result, or a part of it, is written by no program: the caller would get whatever was in memory.
+"""Kernel -> KernelError where a result, or a part of it, is written by no program: the caller would get undefined elements.
 
 A result that shares its array with an operand may stay as it is. Where a block is is known from
 affine index maps, and from others by asking them for each program of a small grid; maps that read
@@ -89,7 +89,7 @@ def _check_block(kernel: Kernel, number: int, mapping: BlockMapping) -> None:
 
 
 def _stores(jaxpr: jex.Jaxpr, ref: jex.Var) -> Iterator[tuple[Index, ...] | None]:
-    """Indices of each store to a Ref; None for what loops and branches may store."""
+    """Indices of each store to a Ref; None for a store in a loop or branch."""
     for eqn in jaxpr.eqns:
         if is_ref_access(eqn):
             access = ref_access(eqn)
@@ -133,7 +133,7 @@ def _check_grid(kernel: Kernel, number: int, mapping: BlockMapping) -> None:
 
 
 def _share_axes(mapping: BlockMapping) -> bool:
-    """Whether two dimensions of the array move with one of the grid: what programs cover is no box then."""
+    """Whether two dimensions of the array move with one dimension of the grid: the covered elements are then no box."""
     symbols = [start.symbols for start in mapping.starts if start is not None]
     return any(left & right for left, right in itertools.combinations(symbols, 2))
 

@@ -236,7 +236,7 @@ def _verify_params(kernel: Kernel) -> None:
 
 
 def _verify_finish(kernel: Kernel, finish: Kernel) -> None:
-    """The last stage takes what the programs make."""
+    """Raises KernelError unless the last stage takes the programs' results."""
     arrays = tuple(output.array for output in kernel.outputs)
     if finish.in_types[: len(arrays)] != arrays:
         raise KernelError(

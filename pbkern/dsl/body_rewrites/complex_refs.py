@@ -38,7 +38,7 @@ ABOUT_REFS = ("in_bounds",)
 
 
 def has_complex_numbers(kernel: Kernel) -> bool:
-    """Whether an operand, a result or scratch of a kernel, or what it computes, is complex."""
+    """Whether an operand, a result, scratch or a value of a kernel's body is complex."""
     types = [*kernel.in_types, *kernel.out_types, *kernel.scratch]
     return any(map(is_complex, types)) or _computes_complex(kernel.body)
 

@@ -119,7 +119,7 @@ def written(
 
 
 def _shape(access: RefAccess, walks: Sequence[Walk]) -> tuple[int, ...]:
-    """The shape of what an access reads or stores."""
+    """The shape of the elements that an access reads or stores."""
     given = access.value if access.mask is None else access.mask
     if given is not None:
         return np.shape(given)

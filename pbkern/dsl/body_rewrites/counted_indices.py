@@ -138,7 +138,7 @@ class CountedIndices:
         return body
 
     def _enter(self, eqn: jex.JaxprEqn) -> None:
-        """Notes what an equation gives to the jaxprs inside."""
+        """Notes the operands that an equation gives to its inner jaxprs."""
         params = _jax.params_of(eqn)
         match eqn.primitive.name:
             case "cond":

@@ -1,4 +1,4 @@
-"""Primitives that bodies do not have, most of jax.numpy -> the lax equations that say the same."""
+"""Primitives that bodies do not have, most of jax.numpy -> equivalent lax equations."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def _tile(eqn, x) -> list:
 
 
 def _empty(eqn) -> list:
-    """A zero for a number that nothing reads: derivatives of conditionals fill what a branch does not leave."""
+    """A zero for a number that nothing reads: derivatives of conditionals fill residuals that a branch does not have."""
     return [np.zeros((), eqn.params["dtype"])[()]]
 
 
-SAID_OTHERWISE: dict[str, Callable[..., list]] = {
+EQUIVALENTS: dict[str, Callable[..., list]] = {
     "split": _split,
     "stack": _stack,
     "unstack": _unstack,
@@ -52,5 +52,5 @@ SAID_OTHERWISE: dict[str, Callable[..., list]] = {
 
 def rewrite(eqn, *operands) -> list | None:
     """retrace's rewrite rule: results of such an equation, None for any other."""
-    rule = SAID_OTHERWISE.get(eqn.primitive.name)
+    rule = EQUIVALENTS.get(eqn.primitive.name)
     return None if rule is None else rule(eqn, *operands)

@@ -1,4 +1,4 @@
-"""Primitives of values that users write and bodies do not have -> the lax equations that say the same.
+"""Primitives of values that users write and bodies do not have -> equivalent lax equations.
 
 Hand-written kernels and imported Pallas kernels share this table. Nothing here depends on the
 kernel around the equation.
@@ -29,11 +29,11 @@ from .narrow_floats import (
     round_at_random,
     to_float32,
 )
-from .numpy_primitives import SAID_OTHERWISE
+from .numpy_primitives import EQUIVALENTS
 
 
 def _reciprocal(eqn, x) -> list:
-    """Always exact: `approx` allows an error, and a division costs little here."""
+    """1 / x, exactly: `approx` allows an error, but a division costs little here."""
     return [lax.div(lax.full_like(x, 1), x)]
 
 
@@ -47,7 +47,7 @@ def _bitcast_convert_type(eqn, x) -> list | None:
 
 
 def _convert_element_type(eqn, x) -> list | None:
-    """Values of narrow float types are float32 in the body."""
+    """A conversion from or to a narrow float type, whose values are float32 in the body."""
     old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
     if not is_narrow_float(new):
         return calculate(eqn, [x])
@@ -56,7 +56,7 @@ def _convert_element_type(eqn, x) -> list | None:
 
 
 def _lax_empty(eqn) -> list:
-    """lax.empty: what it holds is not specified."""
+    """lax.empty, whose elements are not specified: zeros."""
     aval = eqn.outvars[0].aval
     return [jnp.zeros(aval.shape, body_dtype(aval.dtype))]
 
@@ -76,12 +76,8 @@ def _roll(eqn, x, shift) -> list:
         eqn.params.get("stride"),
         eqn.params.get("stride_axis"),
     )
-    extent = x.shape[axis]
     if stride is None:
-        start = lax.rem(
-            extent - lax.rem(jnp.asarray(shift, np.int32), np.int32(extent)), np.int32(extent)
-        )
-        return [lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), start, extent, axis)]
+        return [_roll_by(x, shift, axis)]
     rows = [
         _roll_by(lax.slice_in_dim(x, k, k + 1, axis=stride_axis), shift + k * stride, axis)
         for k in range(x.shape[stride_axis])
@@ -90,6 +86,7 @@ def _roll(eqn, x, shift) -> list:
 
 
 def _roll_by(x, shift, axis: int):
+    """x rolled by `shift` along one axis."""
     extent = x.shape[axis]
     start = lax.rem(
         extent - lax.rem(jnp.asarray(shift, np.int32), np.int32(extent)), np.int32(extent)
@@ -109,7 +106,7 @@ def _platform_index(eqn) -> list:
 
 
 def _inline_asm(eqn, *operands) -> list:
-    """Only what Pallas itself emits has a meaning on other machines."""
+    """The operation that Pallas's own assembly stands for. Raises UnsupportedOp for other assembly."""
     if "tanh.approx" in eqn.params["asm"]:
         return [lax.tanh(operands[0])]
     raise UnsupportedOp(
@@ -171,7 +168,7 @@ def _unpack(eqn, x) -> list:
     return [(lax.bitcast_convert_type(part, signed) >> signed.type(top)).astype(out)]
 
 
-VALUE_RULES: dict[str, Callable[..., list | None]] = SAID_OTHERWISE | {
+VALUE_RULES: dict[str, Callable[..., list | None]] = EQUIVALENTS | {
     "convert_element_type": _convert_element_type,
     "empty": _lax_empty,
     "top_k": _top_k,

@@ -54,7 +54,7 @@ def words_of(dtype) -> tuple[int, ...]:
 
 
 def held(aval) -> tuple[tuple[int, ...], np.dtype]:
-    """(shape, dtype) of what holds an array: of keys, their words."""
+    """(shape, dtype) of the memory of an array; for PRNG keys, of their words."""
     if is_key(aval.dtype):
         return (*aval.shape, *words_of(aval.dtype)), WORD
     return tuple(aval.shape), aval.dtype

@@ -1,4 +1,4 @@
-"""Names of printed source, from what users call functions, arguments and kernels.
+"""Identifiers for printed source, from the names of users' functions, arguments and kernels.
 
 Such a name is an identifier of Python, and hides nothing that printed source refers to: no keyword,
 no builtin, no module that the source imports, no other name of the same source.

@@ -1,12 +1,13 @@
 """Kernel -> its backward kernel: reverse mode.
 
-A program of the backward kernel takes the cotangents of what its counterpart in the kernel left
-behind, and gives those of what that saw: `jax.vjp` of the program as a pure function. Where programs
-depend on those before them, by scratch or by blocks of results that several of them visit, the
-backward kernel walks the grid backwards: cotangents of scratch wait in scratch, those of results in
-their array. The state before each program is then saved by a second run of the kernel, as far as the
-derivative reads it. Values that a result holds are read from there. Blocks of operands that several
-programs read get sums over these programs, in order.
+Each program of the kernel is a pure function from blocks and states to states: states are blocks of results, and
+scratch. A program of the backward kernel is `jax.vjp` of that function: it takes the cotangents of the states after the
+program and gives those of its blocks and of the states before it.
+
+Where programs depend on earlier ones, by scratch or by blocks of results that several of them visit, the backward kernel
+walks the grid backwards. Cotangents of scratch wait in scratch, cotangents of results in their array. A second run of the
+kernel saves the states before each program that the derivative reads, unless a result holds their values. An operand's
+block that several programs read gets the sum of their cotangents, in the order of the grid.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,16 +77,16 @@ def cotangents(
     given: Sequence,
     finals: tuple[int, ...] = (),
 ) -> list:
-    """Cotangents of a kernel's active operands.
+    """Cotangents of a kernel's active operands, by calls of its backward kernel and of the one that saves states.
 
     Args:
-      primitive: calls the kernels.
+      primitive: calls kernels.
       kernel: has no last stage.
-      active: which of its operands.
-      operands: of the kernel.
+      active: per operand, whether its cotangent is asked for.
+      operands: the kernel's.
       known: number of a result -> the result, of those that may be read. Final states are further results.
       given: cotangents of its differentiable results.
-      finals: numbers of scratch, of which the final states are.
+      finals: numbers of the scratch whose final states are among `known`.
     """
     plan = backward_plan(kernel, active, tuple(known), finals)
     read = [known[n] for n in plan.read]
@@ -141,13 +143,16 @@ def backward_plan(
     known: tuple[int, ...] | None = None,
     finals: tuple[int, ...] = (),
 ) -> BackwardPlan:
-    """Makes the kernels. UnsupportedKernel, at the user's line, for bodies that are not differentiated.
+    """Makes the kernels of a backward pass.
 
     Args:
-      kernel: without a last stage.
-      active: which of its operands have cotangents.
+      kernel: has no last stage.
+      active: per operand, whether its cotangent is asked for.
       known: numbers of results that may be read; None for all. Final states are further results.
-      finals: numbers of scratch whose final states there are, that of the maxima first.
+      finals: numbers of the scratch whose final states are further results, that of the maxima first.
+
+    Raises:
+      UnsupportedKernel, at the user's line: a body that is not differentiated.
     """
     refuse(kernel)
     refuse_views(kernel)
@@ -170,13 +175,14 @@ def backward_plan(
 
 @functools.lru_cache(maxsize=256)
 def final_states(kernel: Kernel, active: tuple[bool, ...]) -> tuple[int, ...]:
-    """Numbers of scratch whose final states make a derivative that reads no states in between; none if there is no such.
+    """Numbers of the scratch whose final states replace states between programs, in the derivative; () if none do.
 
-    The maxima of an online softmax come first, its sums of rows behind them, then the others if it needs these.
+    The maxima of an online softmax come first, its sums of rows behind them. Its other sums follow if the derivative needs
+    them.
     """
     try:
         softmax = online_softmax(kernel)
-    except UnsupportedKernel:  # the transpose says so, where there is one
+    except UnsupportedKernel:  # `backward_plan` raises it again if the kernel is transposed
         softmax = None
     if softmax is None:
         return ()
@@ -214,7 +220,7 @@ class _Pulled:
 
 
 class _Derivative:
-    """The derivative of one kernel's programs, and what of it is carried from program to program.
+    """The derivative of one kernel's programs, and the values that are carried from program to program.
 
     Attributes:
       name: of the kernel.
@@ -227,7 +233,17 @@ class _Derivative:
       stored: numbers of states whose cotangents before a program are stored for those before it.
       saved: numbers of states whose values before each program are saved.
       read: numbers of results whose blocks are read.
-      maxima: number of a state that is not saved, as all of its values are the last one -> of the result that has that.
+      maxima: number of a state whose values are all replaced by the final one -> number of the result that has this.
+      products: numbers of states with a power of exp(maximum) as a factor, which cannot be saved.
+      source: the kernel, with final states among its results where it carries an online softmax.
+      program: its programs as a pure function.
+      shared: number of an operand -> number of the result that shares its memory.
+      order: in which programs run backwards.
+      function: as _Pulled.function.
+      num_known: how many of `read` the function takes.
+      moving: block mappings of the cotangents of operands.
+      sums: types of those that are sums over several programs.
+      operands: as BackwardPlan.operands.
     """
 
     def __init__(
@@ -280,7 +296,7 @@ class _Derivative:
         self.operands = (*self.blocks, *(operands.get(n) for n in self.in_place))
 
     def _begin_with_last_maxima(self, kernel: Kernel, finals: Sequence[int]) -> Kernel:
-        """Takes the programs that have the last maxima of their line."""
+        """Sets `source` and `program` to those with the last maxima of each line; returns `source`."""
         softmax = online_softmax(kernel)
         assert softmax is not None  # it has final states
         self.source = with_final_states(kernel, finals)
@@ -297,10 +313,10 @@ class _Derivative:
         return are_apart(self.source, mapping) and are_everywhere(self.source, mapping)
 
     def _moving(self) -> list[BlockMapping]:
-        """Block mappings of the operands' cotangents: of the operands, or of arrays of parts that are added up afterwards.
+        """Block mappings of the operands' cotangents: the operands', or those of arrays of parts that are added up afterwards.
 
-        Programs of a parallel dimension that read the same blocks have a part each, so that they
-        stay parallel, while the parts are no larger than a multiple of all that the kernel reads and writes.
+        Where programs of a parallel dimension read the same block, each has a part of the sum, so that the programs stay
+        parallel. All parts have at most LARGEST_PARTS times the bytes of the kernel's operands and results.
         """
         source, axes = self.source, dict[int, tuple[int, ...]](dict.fromkeys(self.blocks, ()))
         types = [m.array for m in (*source.inputs, *source.outputs)]
@@ -323,13 +339,13 @@ class _Derivative:
         ]
 
     def _bytes(self, axes: Mapping[int, tuple[int, ...]]) -> int:
-        """Memory of the operands' cotangents that are in parts along grid dimensions."""
+        """Bytes of the operands' cotangents that are in parts; `axes`: operand -> grid dimensions with a part each."""
         inputs, grid_ = self.source.inputs, self.source.grid
         parts = {n: math.prod(grid_[axis] for axis in along) for n, along in axes.items() if along}
         return sum(count * inputs[n].array.nbytes for n, count in parts.items())
 
     def _in_parts(self, number: int, axes: tuple[int, ...]) -> BlockMapping:
-        """The block mapping of an operand, in an array with leading dimensions: one each of these of the grid."""
+        """The block mapping of an operand's cotangent in parts: the array has a leading dimension per axis of `axes`."""
         source, mapping = self.source, self.source.inputs[number]
         if not axes:
             return mapping
@@ -343,7 +359,7 @@ class _Derivative:
         )
 
     def _carried(self) -> set[int]:
-        """Scratch whose contents before a program lead to a result, of that program or of a later one."""
+        """Numbers of the scratch whose contents before a program reach a result of that program or of a later one."""
         count, first = len(self.program.state), len(self.source.outputs)
         operands = len(self.program.function.in_avals)
         leads, reached = set(range(first)), set(range(first))
@@ -355,7 +371,18 @@ class _Derivative:
         return leads - set(range(first))
 
     def pulled(self, place, sides, blocks, state, given) -> tuple[list, list, list]:
-        """Cotangents of blocks and of states before a program, from those of states after it; results' blocks after it."""
+        """The derivative of one program.
+
+        Args:
+          place: the program's number along each grid dimension.
+          sides: flags of elements inside arrays (blocks.inside).
+          blocks: of the operands.
+          state: before the program.
+          given: cotangents of the states after it, in the order of `states`.
+
+        Returns:
+          (cotangents of blocks, cotangents of states before the program, results' blocks after it).
+        """
 
         def after(moving_blocks, moving_states):
             states = [*state]
@@ -378,9 +405,11 @@ class _Derivative:
         return *pull(list(given)), results
 
     def _pulled(self, known: Sequence[int], lasting: set[int]) -> _Pulled:
-        """The cheapest way to the cotangents that are stored.
+        """The cheapest function that gives the cotangents that are stored.
 
-        `known`: results that may be read. `lasting`: states that a program may read as another one left them.
+        Args:
+          known: numbers of the results that may be read.
+          lasting: numbers of the states that a program may read as another one left them.
         """
         avals = self.program.function.in_avals
         rank, count = len(self.source.grid), len(self.program.state)
@@ -403,14 +432,14 @@ class _Derivative:
             read = tuple(n for n, is_used in zip(reads, used[len(closed.in_avals) :]) if is_used)
             if len(read) < len(reads):
                 return variant(read)
-            wild = {
+            unspecified = {
                 n
                 for n, operand in zip(reads, itertools.count(len(closed.in_avals)))
                 if ragged_axes(self.source, self.source.outputs[n])
                 and not may_be_any_number(function, operand)
             }
-            if wild:
-                return variant([n for n in reads if n not in wild])
+            if unspecified:
+                return variant([n for n in reads if n not in unspecified])
             saved = tuple(n for n in range(count) if used[ends[3] + n] and n in lasting)
             operands = tuple(n for n in range(num_blocks) if used[ends[2] + n])
             return _Pulled(sunk(with_shared_sums(function)), operands, read, saved)
@@ -422,7 +451,7 @@ class _Derivative:
         return best
 
     def seconds(self, pulled: _Pulled) -> float:
-        """The predicted time of a derivative on the default machine, with what it reads and the states that it saves."""
+        """Predicted seconds of a derivative on the default machine, with its reads and the run that saves states."""
         machine, source, saved = DEFAULT_MACHINE, self.source, pulled.saved
         if self.products & set(saved):
             return math.inf
@@ -441,119 +470,175 @@ class _Derivative:
         """The backward kernel."""
         source, order, state = self.source, self.order, self.program.state
         results = [source.outputs[n] for n in self.states if n < len(source.outputs)]
-        in_place = [source.outputs[n] for n in self.in_place]
-        moving = self.moving
-        sums = [m for m in moving if not self._is_once(m)]
-        saved = [state[n] for n in self.saved]
         read = [source.outputs[n] for n in self.read]
-        sizes = order.size_types
+        saved = [state[n] for n in self.saved]
         types = [
-            *sizes,
+            *order.size_types,
             *source.in_types,
-            *(m.array for m in read),
-            *(m.array for m in results),
+            *(mapping.array for mapping in (*read, *results)),
             *(ArrayType(source.grid + type_.shape, type_.dtype) for type_ in saved),
             *self.sums,
         ]
         specs = [
             *map(order.spec, (*source.inputs, *read, *results)),
             *(order.spec_per_program(type_.shape) for type_ in saved),
-            *map(order.spec, sums),
+            *(order.spec(mapping) for mapping in self.moving if not self._is_once(mapping)),
         ]
-        first_sum = len(types) - len(sums)
-        first_result = len(sizes) + len(source.inputs) + len(read)
-        aliases = [
-            (first_sum + k, n)
-            for k, n in enumerate(n for n, m in enumerate(moving) if not self._is_once(m))
-        ]
-        aliases += [
-            (first_result + self.states.index(n), len(moving) + k)
-            for k, n in enumerate(self.in_place)
-        ]
-        outputs = (*moving, *in_place)
-        apart = [all(m.moves_apart(axis) for m in outputs) for axis in range(len(source.grid))]
+        outputs = (*self.moving, *(source.outputs[n] for n in self.in_place))
+        axes = range(len(source.grid))
+        apart = [all(mapping.moves_apart(axis) for mapping in outputs) for axis in axes]
+        num_sizes = len(order.size_types)
         return trace_kernel(
             self.body,
             grid=source.grid,
             in_types=types,
-            out_types=[m.array for m in outputs],
+            out_types=[mapping.array for mapping in outputs],
             in_specs=specs[source.num_scalar_prefetch :],
             out_specs=list(map(order.spec, outputs)),
             scratch_shapes=[
                 Scratch(state[n].shape, state[n].dtype) for n in self.stored if n in self.carried
             ],
-            aliases=sorted(aliases),
+            aliases=self._aliases(len(types)),
             compiler_params={
                 target: atomics.ordered(params, apart)
                 for target, params in with_input_fusion(source.compiler_params, ()).items()
             },
             name=f"{self.name}_backward",
-            num_scalar_prefetch=len(sizes) + source.num_scalar_prefetch,
+            num_scalar_prefetch=num_sizes + source.num_scalar_prefetch,
             x64=needs_x64(body_dtypes(source.body.jaxpr)),
-            dynamic_grid=[(axis, len(sizes) + n) for axis, n in source.dynamic_grid],
+            dynamic_grid=[(axis, num_sizes + n) for axis, n in source.dynamic_grid],
             source=source.defined_at,
         )
 
+    def _aliases(self, num_operands: int) -> list[tuple[int, int]]:
+        """(operand, result) pairs of the backward kernel: sums with their zeros, cotangents of results in their arrays."""
+        first_sum = num_operands - len(self.sums)
+        added = [n for n, mapping in enumerate(self.moving) if not self._is_once(mapping)]
+        aliases = [(first_sum + k, n) for k, n in enumerate(added)]
+        first_given = len(self.order.size_types) + len(self.source.inputs) + len(self.read)
+        aliases += [
+            (first_given + self.states.index(n), len(self.moving) + k)
+            for k, n in enumerate(self.in_place)
+        ]
+        return sorted(aliases)
+
     def body(self, *refs) -> None:
         """Body of the backward kernel."""
-        source, state = self.source, self.program.state
-        results = [n for n in self.states if n < len(source.outputs)]
+        parts = self._parts(refs)
+        numbers = [grid.program_id(axis) for axis in range(len(self.source.grid))]
+        place = self.order.place(numbers, parts.sizes)
+        if parts.waiting:
+
+            @grid.when(grid.is_first_program(self.order.reversed_dims))
+            def _():
+                for ref in parts.waiting.values():
+                    ref[...] = jnp.zeros_like(ref)
+
+        inputs, outputs = self.source.inputs, self.source.outputs
+        sides = [
+            side
+            for mapping, ref in zip(inputs, parts.operands)
+            for side in inside(self.source, mapping, ref)
+        ]
+        for n, mapping in enumerate(outputs):
+            sides += inside(self.source, mapping, parts.cotangents.get(n))
+        blocks = [
+            with_repeats_outside(self.source, mapping, ref)
+            for mapping, ref in zip(inputs, parts.operands)
+        ]
+        before = self._states_before(parts, blocks)
+        after = self._cotangents_after(parts, before)
+        known = [
+            with_repeats_outside(self.source, outputs[n], ref)
+            for n, ref in zip(self.read[: self.num_known], parts.read)
+        ]
+        values = [*place, *sides, *blocks, *before, *after, *known]
+        run_and_store(self.function, values, self._targets(parts, after))
+
+    def _parts(self, refs: Sequence) -> _BodyRefs:
+        results = [n for n in self.states if n < len(self.source.outputs)]
         counts = [
             len(self.order.size_types),
-            len(source.inputs),
+            len(self.source.inputs),
             len(self.read),
             len(results),
             len(self.saved),
             len(self.sums),
+            len(self.blocks),
+            len(self.in_place),
         ]
-        counts += [len(self.blocks), len(self.in_place)]
         ends = np.cumsum([0, *counts])
         sizes, operands, read, given, saved, _, moving, in_place = (
-            refs[a:b] for a, b in itertools.pairwise(ends)
+            refs[start:end] for start, end in itertools.pairwise(ends)
         )
-        cotangents = dict(zip(results, given)) | dict(zip(self.in_place, in_place))
-        waiting = dict(zip((n for n in self.stored if n in self.carried), refs[ends[-1] :]))
-        numbers = [grid.program_id(axis) for axis in range(len(source.grid))]
-        place = self.order.place(numbers, sizes)
-        if waiting:
+        return _BodyRefs(
+            sizes,
+            operands,
+            read,
+            saved,
+            moving,
+            dict(zip(results, given)) | dict(zip(self.in_place, in_place)),
+            dict(zip((n for n in self.stored if n in self.carried), refs[ends[-1] :])),
+        )
 
-            @grid.when(grid.is_first_program(self.order.reversed_dims))
-            def _():
-                for ref in waiting.values():
-                    ref[...] = jnp.zeros_like(ref)
-
-        sides = [side for m, ref in zip(source.inputs, operands) for side in inside(source, m, ref)]
-        for n, mapping in enumerate(source.outputs):
-            sides += inside(source, mapping, cotangents.get(n))
-        blocks = [with_repeats_outside(source, m, x) for m, x in zip(source.inputs, operands)]
-        before = [jnp.zeros(type_.shape, type_.dtype) for type_ in state]
+    def _states_before(self, parts: _BodyRefs, blocks: Sequence) -> list:
+        """Values of all states before the program; zeros for those that the derivative does not read."""
+        before = [jnp.zeros(type_.shape, type_.dtype) for type_ in self.program.state]
         for n, output in self.shared.items():
             before[output] = blocks[n]
-        for n, ref in zip(self.saved, saved):
+        for n, ref in zip(self.saved, parts.saved):
             before[n] = ref[...]
         for n, result in self.maxima.items():
-            before[n] = read[self.read.index(result)][...]
+            before[n] = parts.read[self.read.index(result)][...]
+        return before
+
+    def _cotangents_after(self, parts: _BodyRefs, before: Sequence) -> list:
+        """Cotangents of the states after the program, in the order of `states`."""
         after = []
         for n in self.states:
-            if n in cotangents:
-                after.append(with_zeros_outside(source, source.outputs[n], cotangents[n]))
+            if n in parts.cotangents:
+                mapping = self.source.outputs[n]
+                after.append(with_zeros_outside(self.source, mapping, parts.cotangents[n]))
+            elif n in parts.waiting:
+                after.append(parts.waiting[n][...])
             else:
-                after.append(waiting[n][...] if n in waiting else jnp.zeros_like(before[n]))
-        held = [
-            with_repeats_outside(source, source.outputs[n], ref)
-            for n, ref in zip(self.read[: self.num_known], read)
-        ]
+                after.append(jnp.zeros_like(before[n]))
+        return after
+
+    def _targets(self, parts: _BodyRefs, after: Sequence) -> list[StoreTarget]:
+        """Refs that the derivative's results go to, and the values that these hold."""
         targets = [
             StoreTarget(ref, adds=not self._is_once(mapping))
-            for mapping, ref in zip(self.moving, moving)
+            for mapping, ref in zip(self.moving, parts.moving)
         ]
         contents = dict(zip(self.states, after))
-        targets += [
-            StoreTarget((cotangents if n in self.in_place else waiting)[n], contents=contents[n])
-            for n in self.stored
-        ]
-        values = [*place, *sides, *blocks, *before, *after, *held]
-        run_and_store(self.function, values, targets)
+        for n in self.stored:
+            refs = parts.cotangents if n in self.in_place else parts.waiting
+            targets.append(StoreTarget(refs[n], contents=contents[n]))
+        return targets
+
+
+@dataclass(frozen=True, eq=False)
+class _BodyRefs:
+    """Refs of the backward kernel's body.
+
+    Attributes:
+      sizes: of dynamic grid dimensions, as the order of programs needs them.
+      operands: of the kernel.
+      read: results of the kernel.
+      saved: states before the program.
+      moving: cotangents of operands.
+      cotangents: number of a result -> its cotangent; that after the program, which is changed in place for some.
+      waiting: number of a state in scratch -> its cotangent.
+    """
+
+    sizes: Sequence
+    operands: Sequence
+    read: Sequence
+    saved: Sequence
+    moving: Sequence
+    cotangents: Mapping[int, Any]
+    waiting: Mapping[int, Any]
 
 
 def _with_sum_type(mapping: BlockMapping) -> BlockMapping:

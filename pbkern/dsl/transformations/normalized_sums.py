@@ -4,10 +4,10 @@
     a' = a * (l / l') + (p @ v) / l'                  ->       A' = A + p @ v
     last: o = a'                                               last: o = A' / l'
 
-So the first paper on FlashAttention writes its accumulator, and JAX's kernel for TPUs, here with one maximum for all
-programs (`last_maxima`). With A = a * l the recurrence is a sum, whose derivative reads no state. Values are
-followed as products of a core and powers of sums of rows; where the powers of a state in the end are 1 / l',
-its core takes its place. What is not followed has the value that the program computes.
+The first paper on FlashAttention (Dao et al. 2022, algorithm 1) writes its accumulator so, and so does JAX's kernel for TPUs.
+Here all programs have one maximum (last_maxima.py). With A = a * l the recurrence is a sum, whose derivative reads no state.
+The walk follows values as products of a core and powers of sums of rows. Where a state ends as core / l', the core takes the
+state's place. Other values stay as the program computes them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from pbkern.core.jaxprs import called_jaxpr, literal_value, rules_kept, selector
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.pure_program import PureProgram
 
-from .last_maxima import OnlineSoftmax, known_quotient
+from .last_maxima import OnlineSoftmax
 from .maximum_types import MaximumProduct, axes_in_product, moved_axes
+from .maximum_walk import known_quotient
 
 MOVING = frozenset(("broadcast_in_dim", "reshape", "squeeze", "transpose", "copy"))
 COMPARING = frozenset(("eq", "ne", "gt"))
@@ -79,7 +80,7 @@ Form = Quotient | Zeros | Constant | IsZero | None
 
 
 def _sum_of(form: Form) -> int | None:
-    """The sum that a value is, if it is one."""
+    """Number of the sum that a value is; None for other values."""
     if not isinstance(form, Quotient) or form.core is not None or len(form.powers) != 1:
         return None
     ((number, power),) = form.powers
@@ -87,7 +88,7 @@ def _sum_of(form: Form) -> int | None:
 
 
 def _divisor_of(form: Form) -> int | None:
-    """The sum that a core is divided by, if that is all that a value is."""
+    """Number of the sum by which a core is divided, for values of the form core / sum; None for others."""
     if not isinstance(form, Quotient) or form.core is None or len(form.powers) != 1:
         return None
     ((number, power),) = form.powers
@@ -134,7 +135,7 @@ def with_sums(
 
 
 def _varies_along(shape: Sequence[int], type_: MaximumProduct) -> bool:
-    """Whether all elements of a product are equal along axes that the maxima have not."""
+    """Whether a product varies only along axes of the maxima: along all others its elements are equal."""
     wide = {axis for axis, size in enumerate(shape) if size > 1}
     return wide <= {*type_.axes, *type_.even}
 
@@ -176,7 +177,7 @@ def _with_sum(
 
 
 class _QuotientWalk:
-    """Goes through a function's equations with values and what is known of them.
+    """Goes through a function's equations with their values and known quotients.
 
     Attributes:
       numbers: for sums.
@@ -188,13 +189,21 @@ class _QuotientWalk:
         self.sums: dict[int, tuple[Any, tuple[int, ...]]] = {}
 
     def numbered(self, value, axes: tuple[int, ...]) -> Quotient:
-        """A sum of rows."""
+        """Gives a sum of rows a number, and returns its form; `axes`: those along which it varies."""
         number = next(self.numbers)
         self.sums[number] = value, axes
         return Quotient(None, ((number, 1),), axes)
 
     def divide(self, values, forms, pair: tuple[int, int], axes, axes_of_divisor) -> None:
-        """Takes a value for the core of the quotient that it was, and the other for its divisor."""
+        """Replaces a core by its quotient, in value and form.
+
+        Args:
+          values: of a walk, which change.
+          forms: of these values, which change, too.
+          pair: number of the core among them, and of its divisor.
+          axes: of the core, along which the divisor lies.
+          axes_of_divisor: along which the divisor varies.
+        """
         number, divisor = pair
         by = _sum_of(forms[divisor])
         if by is None:
@@ -267,7 +276,7 @@ class _QuotientWalk:
 
         def run(number: int):
             branch = branches[number]
-            # Divisions where they are needed: the last program may be the only one.
+            # Divisions are inside of the branch that needs them: only the last program may take it.
             inside = list(map(self.value, forms, operands))
             return self.walk(branch.jaxpr, branch.consts, inside, forms)
 
@@ -393,7 +402,7 @@ def _divided(core, axes: tuple[int, ...], total, axes_of_total: tuple[int, ...])
 
 
 class _VaryingAxes:
-    """Which axes of a value its elements differ along, from the equations that compute it."""
+    """Finds the axes along which elements of a value differ, from the equations that compute it."""
 
     def __init__(self, producers: dict, forms: dict) -> None:
         self.producers, self.forms = producers, forms

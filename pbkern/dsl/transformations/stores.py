@@ -151,7 +151,7 @@ class _Stores:
         return lax.switch(chosen, branches)
 
     def branch(self, branch: jex.ClosedJaxpr, given: Sequence, goals: Sequence) -> tuple:
-        """Stores a branch's results. Zeros are added nowhere, and what was there stays there."""
+        """Stores a branch's results. No zero is added, and a result that is the old value is not stored."""
         jaxpr = branch.jaxpr
         outer = dict(zip(jaxpr.invars, given))
         changed = [

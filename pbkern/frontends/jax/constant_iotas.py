@@ -1,8 +1,7 @@
-"""ClosedJaxpr -> the same with constants such as np.arange(n) as equations.
+"""ClosedJaxpr -> the same with equations that compute constants such as np.arange(n).
 
-A mask that compares positions is known from its indices alone where these are counted, not read
-from an array: then parts that it leaves out altogether are not computed
-(docs/decisions/006-masked-keys-are-skipped.md).
+A mask that compares such indices is known without reading an array, so that parts which it leaves out altogether are not
+computed (docs/decisions/006-masked-keys-are-skipped.md).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from jax.extend import core as jex
 
 
 def count_progressions(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Vectors of integers start, start + step, start + 2 step and so on among the constants are computed instead."""
+    """Computes those constants that are vectors of integers start, start + step, start + 2 step and so on."""
     progressions = [_progression(const) for const in closed.consts]
     if not any(progressions):
         return closed
@@ -32,7 +31,7 @@ def count_progressions(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _progression(x) -> tuple[int, int] | None:
-    """(start, step)."""
+    """(start, step) of an array that is such a vector; None for others, and for tracers."""
     if (
         isinstance(x, jax.core.Tracer)
         or getattr(x, "ndim", 0) != 1
@@ -45,7 +44,8 @@ def _progression(x) -> tuple[int, int] | None:
     return (int(values[0]), step) if step and (np.diff(values) == step).all() else None
 
 
-def _count(length: int, start: int, step: int, dtype: np.dtype):
+def _count(length: int, start: int, step: int, dtype: np.dtype) -> jax.Array:
+    """start, start + step, ... as an iota and arithmetic."""
     counted = lax.iota(dtype, length)
     counted = counted if step == 1 else counted * np.asarray(step, np.int64).astype(dtype)
     return counted + np.asarray(start).astype(dtype) if start else counted

@@ -1,4 +1,4 @@
-"""Split of a jaxpr by what is known -> Residuals: what the forward half saves for the backward one.
+"""Split of a jaxpr into known and unknown values -> Residuals: the values that the forward half saves for the backward one.
 
 JAX saves every value that the second half reads. Here, values that follow from operands, results or
 other saved values by elementwise arithmetic and broadcasts alone are computed again where they are
@@ -35,7 +35,7 @@ OPERATIONS_PER_BYTE = 96
 
 
 class Residuals(NamedTuple):
-    """The two halves of a split and what passes between them.
+    """The two halves of a split and the values that pass between them.
 
     known: known operands -> known results, then saved values.
     unknown: kept operands, kept results (saved values among them), unknown operands -> unknown results.
@@ -198,7 +198,7 @@ class Flow:
                 self.rest[head][tail] += amount
 
     def search(self) -> dict:
-        """node -> its predecessor, for what is reachable; stops at the sink."""
+        """Reachable node -> its predecessor; the search stops at the sink."""
         before: dict = {SOURCE: None}
         waiting = deque([SOURCE])
         while waiting and SINK not in before:

@@ -251,7 +251,7 @@ def _new_ref(importer, eqn, value):
 
 @RULES.register("empty_ref")
 def _empty_ref(importer, eqn):
-    """jax.empty_ref: what it holds is not specified."""
+    """jax.empty_ref, whose elements are not specified."""
     return importer.scoped[id(eqn)]
 
 

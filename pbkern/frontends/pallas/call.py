@@ -51,7 +51,12 @@ from .params import backend_of, cpu_params, thread_params
 
 @dataclass(frozen=True)
 class ImportedCall:
-    """A kernel and which operand of the pallas_call each of its operands is."""
+    """A kernel in place of a pallas_call.
+
+    Attributes:
+      kernel: the kernel.
+      operands: per operand of the kernel, its number among those of the pallas_call.
+    """
 
     kernel: Kernel
     operands: tuple[int, ...]
@@ -60,8 +65,12 @@ class ImportedCall:
 class _Operands(NamedTuple):
     """Blocks of a pallas_call.
 
-    dynamic: grid dimensions whose sizes are operands, the last ones; prefetch: types of the first
-    ones, which index maps read.
+    Attributes:
+      grid: number of programs per dimension; MAX_DYNAMIC for dynamic dimensions.
+      dynamic: grid dimensions whose sizes are operands, the last ones.
+      prefetch: types of the first operands, which index maps read.
+      inputs: blocks of all operands.
+      outputs: blocks of the results.
     """
 
     grid: tuple[int, ...]
@@ -97,10 +106,19 @@ def _operands(grid_spec, at: str) -> _Operands:
 def import_call(
     *, jaxpr, grid_mapping, input_output_aliases, compiler_params, name, target="cpu", **unused
 ) -> ImportedCall:
-    """The kernel of a pallas_call with these parameters, for a target.
+    """The kernel of a pallas_call, for a target.
 
-    `unused`: debug, mesh, metadata, cost_estimate, out_avals: they say nothing about results.
-    Raises UnsupportedOp, at the user's line, for what this machine has no counterpart of.
+    Args:
+      jaxpr: the call's body.
+      grid_mapping: its grid, blocks and scratch.
+      input_output_aliases: (operand, result) pairs that share memory.
+      compiler_params: of any of Pallas's back ends.
+      name: the call's.
+      target: name of the target.
+      **unused: debug, mesh, metadata, cost_estimate and out_avals, which change no result.
+
+    Raises:
+      UnsupportedOp, at the user's line: the body or an option has no counterpart on this machine.
     """
     at = _defined_at(jaxpr)
     operands = _operands(grid_mapping, at)
@@ -115,7 +133,7 @@ def import_call(
     if dynamic and params and (allowed := params["cpu"].allow_input_fusion) is not None:
         flags = (*allowed, *(True for _ in dynamic))
         params = params | {"cpu": params["cpu"].replace(allow_input_fusion=flags)}
-    params, held = _held(jaxpr, params, operands, grid_mapping, aliases)
+    params, held = _output_places(jaxpr, params, operands, grid_mapping, aliases)
     scratch = tuple(allocation(aval) for aval in grid_mapping.scratch_avals)
     memory = (*held.scratch(outputs), *scratch)
     translated = partial(
@@ -187,7 +205,7 @@ def _semantics(params: dict) -> tuple[str, ...] | None:
 
 
 def _scoped(jaxpr) -> tuple[dict, bool]:
-    """(allocations in the body, by id; whether draws of random numbers depend on those of programs before)."""
+    """(allocations in the body by id, whether random numbers depend on draws of earlier programs)."""
     scoped = scoped_allocations(jaxpr)
     generator = prng_state.allocation(jaxpr)
     if generator is None:
@@ -195,12 +213,14 @@ def _scoped(jaxpr) -> tuple[dict, bool]:
     return scoped | {GENERATOR: (generator,)}, not generator.scoped
 
 
-class _Held(NamedTuple):
-    """Outputs that are not written where they are stored to.
+class _OutputPlaces(NamedTuple):
+    """Outputs that the body does not store to by blocks.
 
-    private: live in scratch until the last program; wide: until the end of each program; in_place:
-    whole memory; same: {input: output} that are one array there, so that what is written through either
-    is seen through both.
+    Attributes:
+      private: numbers of those that are in scratch until the last program copies them out.
+      wide: numbers of those that are in scratch until each program's end.
+      in_place: numbers of those that are whole memory.
+      same: input -> output in place that is the same array: stores through one of them are seen through both.
     """
 
     private: tuple[int, ...]
@@ -209,15 +229,19 @@ class _Held(NamedTuple):
     same: dict[int, int]
 
     def scratch(self, outputs: Sequence[BlockMapping]) -> list[Scratch]:
-        """Scratch in which the private and the wide ones live."""
+        """Scratch for the private outputs, then for the wide ones."""
         mappings = [outputs[output] for output in (*self.private, *self.wide)]
         return [Scratch(mapping.ref_shape, mapping.array.dtype) for mapping in mappings]
 
 
-def _held(
+def _output_places(
     jaxpr, params: dict, operands: _Operands, grid_spec, aliases: tuple[tuple[int, int], ...]
-) -> tuple[dict, _Held]:
-    """(CompilerParams under which that is right, outputs that are held)."""
+) -> tuple[dict, _OutputPlaces]:
+    """Finds outputs that the body does not store to by blocks.
+
+    Returns:
+      (CompilerParams under which such outputs are right, the outputs).
+    """
     aliased = {output for _, output in aliases}
     mappings = grid_spec.block_mappings[grid_spec.num_inputs :]
     in_place = {n for n, mapping in enumerate(mappings) if _jax.is_whole_memory(mapping)}
@@ -225,13 +249,13 @@ def _held(
     first, num_prefetched = len(operands.prefetch) + grid_spec.num_inputs, len(operands.prefetch)
     wide = _wide_outputs(jaxpr, operands.outputs, first, private, aliased)
     same = {i: output for i, output in aliases if output in in_place and i >= num_prefetched}
-    return params, _Held(private, wide, in_place, same)
+    return params, _OutputPlaces(private, wide, in_place, same)
 
 
 def _share_safely(
     params: dict, outputs, aliased: set[int], in_place: set[int]
 ) -> tuple[dict, tuple[int, ...]]:
-    """(CompilerParams, outputs to keep privately) such that programs which run at once write no common block.
+    """(CompilerParams, outputs that go to scratch) such that parallel programs write no common block.
 
     On a TPU each core has its own copy of a block, so authors declare dimensions parallel over
     which one block serves as scratch. Here such a block becomes scratch, and the last program
@@ -277,8 +301,7 @@ def _in_any_order(
 ) -> dict:
     """CompilerParams of a kernel for Triton, whose programs have no order: parallel, if blocks of results allow it.
 
-    Of a result that it is given whole, a program chooses what it stores to, which is something else
-    than others do.
+    A program that has the whole of a result is taken to store to other elements of it than other programs do.
     """
     batch = frozenset(vmapped)
 
@@ -329,7 +352,7 @@ def _body(
     inputs,
     outputs,
     scratch,
-    held: _Held,
+    held: _OutputPlaces,
     rank,
 ) -> jex.ClosedJaxpr:
     """The translated body over Refs (*inputs, *outputs, *scratch, *scoped allocations).

@@ -1,4 +1,4 @@
-"""Pallas calls in a function -> calls of kernels, which fuse with what is beside them and share its launches.
+"""Pallas calls in a function -> calls of kernels, which fuse with their neighbours and share launches.
 
 f = pbkern.jit(lambda x: relu(pl.pallas_call(...)(x)))      jaxpr: pallas_call, max   ->   pbkern_kernel, max
 """

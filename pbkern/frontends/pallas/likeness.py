@@ -26,7 +26,7 @@ PRODUCTS = {
 
 
 def answers(like: str) -> Callable[[], None]:
-    """From now on, callers outside of JAX are answered as by a device; returns what undoes it.
+    """Answers callers outside of JAX as the device would; returns a function that undoes it.
 
     Args:
       like: "tpu" and a generation that Pallas knows, such as "tpu v6e", or "gpu" and a device of the

@@ -1,4 +1,4 @@
-"""CompilerParams of Pallas's back ends -> the CPU target's, by one table that says what becomes of every field.
+"""CompilerParams of Pallas's back ends -> the CPU target's, by one table with a row per field.
 
 "used" changes what is compiled, "hint" may be dropped because results and memory stay the same,
 "refused" raises UnsupportedOp unless it has its default value. docs/pallas-compiler-params.md is

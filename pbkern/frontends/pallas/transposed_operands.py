@@ -63,7 +63,7 @@ def in_place(
 
 
 def strided(node) -> InterleavedView:
-    """Finds what an MLIR value is a view of, through transpositions and reshapes that move nothing."""
+    """Finds the value of which an MLIR value is a view, through transpositions and reshapes that move nothing."""
     whole = InterleavedView(node, tuple(zip(node.type.shape, _row_major(node.type.shape))))
     name = getattr(node.owner, "name", None)  # blocks, which own arguments, have none
     if name not in ("stablehlo.transpose", "stablehlo.reshape"):

@@ -95,7 +95,7 @@ MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 
 def _comparison(comparison: Any, test: Any) -> tuple[int, str, Any] | None:
-    """(number of the counter among the carries, direction, what it is compared with) of a comparison of whole numbers."""
+    """(number of the counter among the carries, direction, bound) of a comparison of integers."""
     direction = HloOperation(comparison).choice("comparison_direction")
     x, y = comparison.operands
     arguments = list(test.arguments)
@@ -132,7 +132,7 @@ def _known(value: Any, test: Any, given: Sequence[Any]) -> int | None:
 
 
 def _step(body: Any, counter: int) -> int | None:
-    """Returns what a loop adds to its counter."""
+    """The number that a loop adds to its counter."""
     last = [operation.operation for operation in body.operations][-1]
     maker = made_by(last.operands[counter])
     if maker is None or maker.name not in ("stablehlo.add", "stablehlo.subtract"):

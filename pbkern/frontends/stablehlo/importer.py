@@ -83,7 +83,7 @@ def _check(source: ProgramSource) -> None:
 
 
 def _problems(op: Any, places: SourcePlaces) -> Iterator[str]:
-    """Names what has no rule in an operation and in those within it."""
+    """Names the operations without a rule: an operation, and those within it."""
     name = op.name
     if name not in WITHOUT_EFFECT:
         if name not in RULES:

@@ -98,7 +98,7 @@ def _of_bytes(given: bytes, what: str) -> ProgramSource:
 
 
 def _of_blob(given: bytes, what: str) -> ProgramSource:
-    """Reads what jax.export.Exported.serialize wrote."""
+    """Reads bytes that jax.export.Exported.serialize wrote."""
     try:
         exported = jax.export.deserialize(bytearray(given))
     except ImportError as e:

@@ -1,4 +1,4 @@
-"""Arguments of a call -> its tensors, and what the rest of them is: structure, Python's values, variables.
+"""Arguments of a call -> its tensors, and a description of the others: structure, Python's values, variables.
 
 As tf.function has it: arrays of NumPy are tensors, numbers and other values of Python are constants
 of the function that is traced, and a function is traced anew for other constants, types or shapes.

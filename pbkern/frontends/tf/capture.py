@@ -142,7 +142,7 @@ def _stablehlo(traced: Any, specs: Sequence[tf.TensorSpec], name: str) -> str:
 
 
 def _first(text: str) -> str:
-    """Finds what is wrong in TensorFlow's account of it."""
+    """The missing operations that TensorFlow's error text names, or else its first sentence."""
     missing = re.findall(r"(\w+) \(No registered", text)
     if missing:
         return ", ".join(dict.fromkeys(missing))

@@ -1,4 +1,4 @@
-"""TensorFlow's tensors and the memory that they are in: what a plan that is called with addresses asks of arrays.
+"""TensorFlow's tensors as arrays of plans that are called with addresses (api/direct_plan.py).
 
 Within a call arrays of NumPy stand for tensors that are not made yet.
 """

@@ -88,7 +88,7 @@ CPU = torch.device("cpu")
 
 
 def is_supported(node: torch.fx.Node, device: torch.device = CPU) -> bool:
-    """Whether the table has what a node of a graph does, and its tensors are on a device."""
+    """Whether the table has a node's operator, and its tensors are on the device."""
     if node.op != "call_function":
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
@@ -240,7 +240,7 @@ def _in_memory(value: torch.Tensor, order: Sequence[int] | None) -> jax.ShapeDty
 def _outputs(
     env: Mapping[torch.fx.Node, Any], nodes: Iterable[torch.fx.Node], strided: bool
 ) -> tuple[list[Any], dict[torch.fx.Node, Any]]:
-    """(arrays that the jaxpr returns; result -> its place among them, or what it is if that is no array)."""
+    """(arrays that the jaxpr returns; result -> its place among them, or its value if it is no array)."""
     outputs: list[Any] = []
     places: dict[torch.fx.Node, Any] = {}
     for node in nodes:

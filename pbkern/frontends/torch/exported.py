@@ -187,7 +187,7 @@ class _Function(torch.nn.Module):
 
 
 def _without_assertions(module: torch.fx.GraphModule) -> None:
-    """Drops what only checks that types are those that were exported: these a library has for good."""
+    """Drops assertions of the exported types: a library takes no others."""
     for node in list(module.graph.nodes):
         if name_of(node.target) in ASSERTIONS and not node.users:
             module.graph.erase_node(node)

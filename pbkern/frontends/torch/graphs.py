@@ -1,4 +1,4 @@
-"""TorchDynamo's graphs -> functions of tensors: AOTAutograd's forward and backward ones, and what runs in Torch between parts.
+"""TorchDynamo's graphs -> functions of tensors: AOTAutograd's forward and backward ones, and parts that run in Torch.
 
 How a captured jaxpr becomes a function of tensors is the caller's (api/torch_calls.py).
 """
@@ -68,7 +68,7 @@ class Graph:
     checked: bool = True
 
     def kernels(self) -> list[Any]:
-        """Kernels of what has been compiled; parts are compiled when they are first called."""
+        """Kernels of the compiled parts; a part is compiled when it is first called."""
         return [kernel for part in self.compiled for kernel in part.plan().kernels()]
 
     def left_to_xla(self) -> list[Any]:
@@ -176,7 +176,7 @@ def compiled_graph(
     graph: Graph,
     strict: bool,
 ) -> Callable:
-    """A boxed function of a graph; what the table lacks runs in Torch, between compiled parts.
+    """A boxed function of a graph; operators that the table lacks run in Torch, between compiled parts.
 
     If strict, it raises UnsupportedOp.
     """

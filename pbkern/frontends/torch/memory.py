@@ -1,4 +1,4 @@
-"""Torch's tensors and the memory that they are in: what a plan that is called with addresses asks of arrays."""
+"""Torch's tensors as arrays of plans that are called with addresses (api/direct_plan.py)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Group, accesses of its outputs -> Requests (the block of every value one program computes) -> body over Refs.
+"""Group, blocks of its results -> BlockRequests (the block of every value that one program computes) -> body over Refs.
 
-Equations are walked in reverse. Requests for a value with equal linear parts share one block, the
-hull of their offsets (a halo). Different linear parts are different blocks of one array, and so are
-distant ones. A producer's block is fixed only when all its consumers have asked. The body then
-walks forward, takes each operand as a static slice of its hull block, and binds the primitive with
-parameters at block shape. Rules are rules.py.
+`request` walks equations in reverse. Requests for one value with equal linear parts share one block: the hull of their
+offsets (a halo). Requests with different linear parts, or far apart, are different blocks of one array. A producer's block is
+fixed when all its consumers have asked for theirs. `run_steps` then walks forward: it takes each operand as a static slice of
+its hull, and binds the primitive with parameters at block shape. Access rules are in rules.py.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ from .rules import Access, NeedsWhole, Pull, Span, block_shape, pull
 
 # Two requests share a hull if it holds at most this many times the elements that they ask for.
 HULL_SLACK = 1.5
-# Most blocks per equation that a program computes. Where borders are mirrored, each stage of a
-# chain asks for more distant blocks of the one before, and their number multiplies. It bounds code
-# size.
+# Most blocks per equation that a program computes: it bounds code size. Where borders are mirrored, each stage of a chain
+# asks for several distant blocks of the stage before, and their number multiplies.
 BLOCKS_OF_EACH = 4
 # Blocks that a program may compute however few equations it has. Source: not recorded.
 FEW_BLOCKS = 64
@@ -48,9 +46,9 @@ class Unfusable(Exception):
 
 
 def _hull(access: Access, other: Access, slack: float) -> Access | None:
-    """The least block around both, `access` itself if it contains `other`.
+    """The least block around both; `access` itself if it contains `other`.
 
-    None if it holds more than `slack` times what they hold.
+    None if it has more than `slack` times the elements of both.
     """
     ends = [
         (min(x.start.const, y.start.const), max(x.start.const + x.size, y.start.const + y.size))
@@ -68,11 +66,12 @@ def _hull(access: Access, other: Access, slack: float) -> Access | None:
 
 
 def _linear(access: Access) -> tuple:
+    """The linear part of each dimension's start, without its constant."""
     return tuple(span.start.terms for span in access)
 
 
 def _contains(access: Access, inner: Access) -> bool:
-    """Is `inner`, of equal linear part, inside `access`?"""
+    """Whether `inner`, which has the same linear part, is inside `access`."""
     return all(
         x.start.const <= y.start.const and y.start.const + y.size <= x.start.const + x.size
         for x, y in zip(access, inner)
@@ -80,17 +79,21 @@ def _contains(access: Access, inner: Access) -> bool:
 
 
 def volume(access: Access) -> int:
+    """Elements of a block."""
     return math.prod(span.size for span in access)
 
 
 @dataclass
 class Hulls:
-    """The blocks of one value, by linear part."""
+    """The blocks of one value.
+
+    Attributes:
+      by_linear: linear part -> blocks.
+      asked: requests by id, as most consumers ask for the same object.
+    """
 
     by_linear: dict[tuple, list[Access]] = field(default_factory=dict)
-    asked: dict[int, Access] = field(
-        default_factory=dict
-    )  # by id: most consumers ask for one and the same object
+    asked: dict[int, Access] = field(default_factory=dict)
 
     @classmethod
     def of(cls, accesses: Iterable[Access]) -> Hulls:
@@ -122,6 +125,7 @@ class Hulls:
         )
 
     def find(self, access: Access) -> Access:
+        """The block that contains a request."""
         return next(hull for hull in self.by_linear[_linear(access)] if _contains(hull, access))
 
     def __iter__(self) -> Iterator[Access]:
@@ -131,7 +135,14 @@ class Hulls:
 
 @dataclass
 class Step:
-    """One equation computing one block of its results; `price`: what the target's cost model has found about it."""
+    """One equation that computes one block of its results.
+
+    Attributes:
+      eqn: the equation.
+      out: the block.
+      pull: blocks of the operands that it needs.
+      price: memo of the target's cost model (fuse/cost/model.py).
+    """
 
     eqn: Any  # jex.JaxprEqn, whose parameters are untyped
     out: Access
@@ -153,60 +164,59 @@ class Step:
         ]
 
 
-class _Remembered:
+class _StepMemo:
     """Memo of one plan's steps.
 
-    Every attempt to join groups asks for the steps of their equations, mostly for equal blocks.
-
-    Equal accesses are interned: one object, compared by identity.
+    Every attempt to join groups asks for the steps of their equations, mostly for equal blocks. Equal accesses are
+    interned, so that they are compared by identity.
     """
 
     def __init__(self) -> None:
         self.accesses: dict[Access, Access] = {}
         self.steps: dict[tuple[int, int], Step | NeedsWhole] = {}
 
-    def one(self, access: Access) -> Access:
+    def interned(self, access: Access) -> Access:
         return self.accesses.setdefault(access, access)
 
     def step(self, eqn, out: Access) -> Step:
         step = self.steps.get((id(eqn), id(out)))
         if step is None:
-            out = self.one(out)
+            out = self.interned(out)
             step = self.steps.get((id(eqn), id(out)))
         if step is None:
-            step = self.steps[id(eqn), id(out)] = self._made(eqn, out)
+            step = self.steps[id(eqn), id(out)] = self._new_step(eqn, out)
         if isinstance(step, NeedsWhole):
             raise step
         return step
 
-    def _made(self, eqn, out: Access) -> Step | NeedsWhole:
+    def _new_step(self, eqn, out: Access) -> Step | NeedsWhole:
         try:
             step = _step(eqn, out)
         except NeedsWhole as e:
             return e
         inputs = tuple(
-            operand if operand is None else self.one(operand) for operand in step.pull.inputs
+            operand if operand is None else self.interned(operand) for operand in step.pull.inputs
         )
-        return Step(eqn, self.one(step.out), dataclasses.replace(step.pull, inputs=inputs))
+        return Step(eqn, self.interned(step.out), dataclasses.replace(step.pull, inputs=inputs))
 
 
-_remembered: contextvars.ContextVar[_Remembered | None] = contextvars.ContextVar(
+_memo: contextvars.ContextVar[_StepMemo | None] = contextvars.ContextVar(
     "steps of one plan", default=None
 )
 
 
 def steps_memoised() -> AbstractContextManager:
-    """In a `with` block, an equation's step is computed once per block.
+    """In a `with` block, an equation's step is computed once per block of its result.
 
-    Machine and equations must stay the same within.
+    The machine and the equations must stay the same in it.
     """
-    return during(_remembered, _Remembered())
+    return during(_memo, _StepMemo())
 
 
 def step_of(eqn, out: Access) -> Step:
     """The step that computes a block of an equation's results."""
-    remembered = _remembered.get()
-    return _step(eqn, out) if remembered is None else remembered.step(eqn, out)
+    memo = _memo.get()
+    return _step(eqn, out) if memo is None else memo.step(eqn, out)
 
 
 def _step(eqn, out: Access) -> Step:
@@ -222,8 +232,8 @@ class BlockRequests:
       hulls: value -> its blocks; values that no equation of the group makes are the group's inputs.
       steps: computations in program order.
       inputs: (value, access) of every block read from outside, in order of first use.
-      priced: what a target's cost model has found about the steps.
-      behind: the `priced` of the requests that these extend, and the number of steps in front of those.
+      priced: memo of a target's cost model, of all steps.
+      behind: (`priced` of the requests that these extend, number of steps in front of theirs).
     """
 
     hulls: dict
@@ -262,9 +272,15 @@ def request(
     outputs: Sequence[tuple[jex.Var, Access]],
     step_for: Callable[[Any, Access], Step] = step_of,
 ) -> BlockRequests:
-    """Walks `eqns` in reverse from the wanted blocks of `outputs`.
+    """Walks equations in reverse from the wanted blocks of results.
 
-    `step_for`: the step that computes a block of an equation's results. Raises NeedsWhole, UnsupportedOp, Unfusable.
+    Args:
+      eqns: in program order.
+      outputs: results, each with a block.
+      step_for: (equation, block of its results) -> the step that computes it.
+
+    Raises:
+      NeedsWhole, UnsupportedOp, Unfusable: the equations cannot be computed at these blocks.
     """
     hulls: dict = {}
     for var, access in outputs:
@@ -278,10 +294,17 @@ def request(
 def request_more(
     eqns: Sequence, known: BlockRequests, wanted: Sequence[tuple[jex.Var, Access]] = ()
 ) -> BlockRequests:
-    """`request` for equations in front of those of `known`, which they do not read.
+    """Extends requests by equations in front of theirs, which do not read their values.
 
-    `wanted`: blocks of their results that are outputs too. Raises as `request` does. Takes the time
-    of the new equations, and of copies of lists.
+    It takes time for the new equations alone, and for copies of lists.
+
+    Args:
+      eqns: the new equations, in program order.
+      known: the requests.
+      wanted: results of the new equations that are results of the group, each with a block.
+
+    Raises:
+      NeedsWhole, UnsupportedOp, Unfusable: as `request` does.
     """
     hulls = dict(known.hulls)
     asked = dict.fromkeys(

@@ -111,7 +111,7 @@ MAX_EXTENT = 2**31 - 1
 
 
 def is_long(eqn) -> bool:
-    """Has an operand or result more elements along a dimension than kernels can count?"""
+    """Whether an operand or result has more than MAX_EXTENT elements along a dimension."""
     return any(
         extent > MAX_EXTENT
         for var in (*eqn.outvars, *eqn.invars)

@@ -1,4 +1,4 @@
-"""ClosedJaxpr -> the same with row sums reassociated: over what a product contracts instead of over its columns.
+"""ClosedJaxpr -> the same with sums over a product's columns turned into sums over the dimension that it contracts.
 
     sum_k(p[q, k] * dot(g, v)[q, k])  ->  sum_d(g[q, d] * dot(p, v)[q, d])        where dot(p, v) is known
 

@@ -41,7 +41,7 @@ def is_of_index_tests(primitive: str) -> bool:
 
 
 def is_alias(eqn) -> bool:
-    """Does the equation only give an array another shape?"""
+    """Whether the equation only gives an array another shape."""
     if eqn.primitive.name not in ALIASES:
         return False
     var, view = eqn.invars[0], eqn.outvars[0]
@@ -68,7 +68,7 @@ def contracted_size(eqn) -> int:
 
 
 def is_heavy(eqn, costs: CostModel) -> bool:
-    """Is one element so expensive that computing it twice is worse than storing it?"""
+    """Whether one element is so expensive that computing it twice is worse than storing it."""
     name = eqn.primitive.name
     if name in SCATTERS:
         return True

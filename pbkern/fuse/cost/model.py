@@ -1,4 +1,4 @@
-"""CostModel: what a target tells the fuser of its device: sizes, rates, and prices of steps and kernels."""
+"""CostModel: sizes, rates, and prices of steps and kernels, by which a target steers the fuser."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from .sizes import Sizes
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Cost of one step for one program, and its kind: most attempts to join groups share their steps.
+    """Cost and kind of one step for one program.
+
+    It is worked out once per step (`price_of`): most attempts to join groups share their steps.
 
     Attributes:
-      seconds, packing: all but that of copies for contractions, and that.
-      operations: of all its elements.
-      part: the part of the result.
+      seconds: all work except packing.
+      packing: seconds of copying a contraction's operands into panels.
+      operations: of all elements of the step's block.
+      part: elements of the block over elements of the whole result.
       limit: seconds of a contraction's operations at the machine's peak, each done once.
       block_bytes: of its first result.
       read: the variables that it reads.
-      of_tests: whether comparisons of indices consist of such.
-      in_place: whether it makes each element of elements at the same place, so that lowering needs
-        no stored operands.
+      of_tests: whether comparisons of indices may consist of such steps.
+      in_place: whether each element depends on elements at the same place alone, so that lowering stores no operands.
       light: whether it makes as many elements as it reads, or only renames them.
       own_updates: the part of a scatter's updates that the program reads; None for all other steps.
-      table: what it looks up or scatters.
-      streams: whether operands that are computed for it alone are computed a part at a time, while they are copied.
+      table: the operand that it looks up or scatters.
+      streams: whether operands that are computed for it alone are computed a part at a time, while they are packed.
     """
 
     seconds: float
@@ -55,13 +57,14 @@ class Cost:
     """Predicted time of one kernel.
 
     Attributes:
-      seconds: all of it.
-      compute, memory: arithmetic alone, traffic alone (seconds).
+      seconds: the kernel's.
+      compute: seconds of arithmetic alone.
+      memory: seconds of traffic alone.
       bytes_moved: compulsory bytes, each array once.
       flops: operations done, repeated ones included.
       recompute: operations done / operations needed.
       working_set: bytes that one program touches.
-      scratch: the part of them that are values between equations.
+      scratch: bytes of values between equations, among these.
       programs: grid size.
       limit: the machine's limit for this kernel's compulsory work (seconds).
       streams: whether products read operands a part at a time, from copies made ahead of their use.
@@ -93,16 +96,16 @@ class CostModel(Protocol):
       name: of the device's platform.
       cores: programs that run at the same time: hardware threads of a CPU, multiprocessors of a
         GPU.
-      near_bytes: memory of one core that is as good as near: what a program holds there costs
-        little to read again.
-      scratch_bytes: values between equations that a program may hold without a look at blocks of
-        another shape.
-      shared_bytes: the last cache, that all cores share.
-      near_bandwidth, shared_bandwidth, memory_bandwidth: of these and of the memory behind them.
+      near_bytes: size of one core's near memory, from which reading again costs little.
+      scratch_bytes: most bytes of values between equations for which blocks of no other shape are tried.
+      shared_bytes: size of the last cache, which all cores share.
+      near_bandwidth: of near memory.
+      shared_bandwidth: of the last cache.
+      memory_bandwidth: of main memory.
       clock_hz: operations of `lanes` elements per second of one core.
-      launch_seconds: start and end of one kernel on all cores. program_seconds: overhead of one
-        program.
-      sizes: what has been found good for the device, see fuse/cost/sizes.py.
+      launch_seconds: start and end of one kernel on all cores.
+      program_seconds: overhead of one program.
+      sizes: limits and preferred sizes (fuse/cost/sizes.py).
     """
 
     @property
@@ -137,7 +140,7 @@ class CostModel(Protocol):
         """Peak of contractions in a dtype."""
 
     def far_bandwidth(self, size: int) -> float:
-        """Bandwidth of a kernel's first reading of so many bytes: small arrays may have stayed in a cache."""
+        """Bandwidth at which a kernel reads `size` bytes for the first time: small arrays may still be in a cache."""
 
     def rows_alias(self, stride: int) -> bool:
         """Whether reads of a row wait for writes to neighbouring rows, which are `stride` bytes apart."""
@@ -161,13 +164,17 @@ class CostModel(Protocol):
     ) -> Cost | None:
         """Predicts one kernel; None where it computes a heavy value too often.
 
-        `parts`: how much of its block a program holds at a time, of values that it computes in
-        runs; `repeated_steps`: ids of equations that it computes twice.
+        Args:
+          requests: blocks that one program reads, and its steps.
+          outputs: results with their blocks.
+          grid: number of programs per axis.
+          parts: value that is computed in chunks -> the part of its block that a program holds at a time.
+          repeated_steps: ids of equations that a program computes twice.
         """
 
 
 def price_of(step: Step, costs: CostModel) -> Price:
-    """The step's, worked out once (fuse/access/blocks.py)."""
+    """The price of a step, which keeps it (fuse/access/blocks.py)."""
     if not isinstance(step.price, Price):
         step.price = costs.step_price(step)
     return step.price

@@ -19,7 +19,7 @@ UNOVERLAPPED = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Work of one kernel in seconds and bytes, whatever runs at the same time.
+    """Work of one kernel in seconds and bytes, each counted as if nothing overlapped.
 
     Attributes:
       arithmetic: seconds of one program on one core, copies for contractions included.

@@ -1,4 +1,4 @@
-"""Sizes: what a target has found good for its devices where the fuser chooses between few ways."""
+"""Sizes: a target's limits and preferred sizes, by which the fuser chooses among few alternatives."""
 
 from __future__ import annotations
 

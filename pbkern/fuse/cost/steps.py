@@ -23,7 +23,7 @@ from .model import CostModel, Price, price_of
 
 @dataclass
 class PricedSteps:
-    """The steps of a kernel, each with its price, and what follows from all of them.
+    """The steps of a kernel, each with its price, and sums over all of them.
 
     All of it is found from the last step to the first: steps in front, which read none of the
     others' values, extend it.
@@ -134,7 +134,7 @@ class PricedSteps:
                 self.stored.add(var)
 
     def _note_share(self, step: Step, price: Price) -> None:
-        """The part of a step's block that is evaluated, and what of its operands."""
+        """Notes which part of a step's block is evaluated, and which parts of its operands."""
         share = 1.0
         if price.light:
             share = max([self._wanted.get(result, 0.0) for result in step.eqn.outvars], default=1.0)
@@ -151,7 +151,7 @@ class PricedSteps:
             self._indices.update(price.read)
 
     def _note_reads(self, eqn, price: Price) -> None:
-        """Counts what an equation reads, and notes what it reads elsewhere than in place."""
+        """Counts an equation among its operands' readers, and notes operands that it reads elsewhere than in place."""
         for operand in price.read:
             self._reads[operand] += 1
         if price.table is not None:

@@ -10,7 +10,7 @@ from jax.extend import core as jex
 
 from pbkern.core.jax_types import array_aval
 from pbkern.dsl.kernel import BlockSize, BlockSizes, Kernel
-from pbkern.fuse.tiling.block_search import Schedule, resized
+from pbkern.fuse.tiling.schedule import Schedule, resized
 
 # Names of the sizes along the dimensions of a result, by its rank.
 NAMES = {1: ("ELEMENTS",), 2: ("ROWS", "COLUMNS"), 3: ("PLANES", "ROWS", "COLUMNS")}
@@ -37,11 +37,13 @@ def block_sizes(
         else BlockSize(schedule.blocks[dim], shape[dim], f"block of the result's dimension {dim}")
         for name, dim in cut.items()
     }
-    run = 0
+    chunk_columns = 0
     if schedule.online is not None:
         online = schedule.online.online
-        run = online.run
-        sizes[CHUNK] = BlockSize(run, online.columns, "reduced elements that are taken at a time")
+        chunk_columns = online.chunk_columns
+        sizes[CHUNK] = BlockSize(
+            chunk_columns, online.columns, "reduced elements that are taken at a time"
+        )
     if not sizes:
         return None
     context, wide = contextvars.copy_context(), jax.config.read("jax_enable_x64")
@@ -53,7 +55,8 @@ def block_sizes(
 
         def emit() -> Kernel:
             with jax.enable_x64(wide):
-                return emitted(resized(eqns, schedule, blocks, sizes_of.get(CHUNK, run)))
+                columns = sizes_of.get(CHUNK, chunk_columns)
+                return emitted(resized(eqns, schedule, blocks, columns))
 
         return context.copy().run(emit)
 

@@ -19,7 +19,7 @@ from pbkern.fuse.tiling.search_memo import description
 
 @dataclass
 class _Bodies:
-    """Memo of one plan: what a body computes -> the body."""
+    """Memo of one plan: key of a body's computations -> the body."""
 
     traced: dict[tuple, jex.ClosedJaxpr] = field(default_factory=dict)
 

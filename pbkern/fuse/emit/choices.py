@@ -18,7 +18,8 @@ from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import NeedsWhole
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.graph import Node, Partition
-from pbkern.fuse.tiling.block_search import Schedule, alternatives, schedule_at
+from pbkern.fuse.tiling.block_search import alternatives
+from pbkern.fuse.tiling.schedule import Schedule, schedule_at
 
 from .host_program import emit_scheduled
 

@@ -221,7 +221,7 @@ def _places(body: Inner, carries: Sequence[BufferView], updated: dict) -> list[B
 
 
 def _can_alternate(body: Inner, n_consts: int, fixed: Sequence[bool]) -> bool:
-    """Is every new carry, but the `fixed` ones, computed by an equation of its own, so that it can go to another buffer?"""
+    """Whether each new carry, except the `fixed` ones, is another equation's result and can go to another buffer."""
     places = _made_as(body)
     results = [
         None if isinstance(var, jex.Literal) else places.get(var) for var in body.jaxpr.outvars

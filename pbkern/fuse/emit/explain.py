@@ -28,15 +28,22 @@ from .timeline import Timeline, timeline_of
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One fused kernel: its ops as (primitive, user line), its grid and the model's figures.
+    """One fused kernel, and the model's figures for one run of it.
 
-    `finish`: ops of its last stage. `measured`: seconds of one run of the kernel alone, if asked
-    for. `steps`: steps of a loop in it (`ops` are those of one). `run`: columns that online
-    reductions take at a time, or 0. `runs`: how often one call runs it, as in a loop, None if that
-    depends on values. `precision`: in which mode its products are multiplied and added; "" where
-    their types say that. `instructions`: matrix instructions that compute its products. `contexts`:
-    per op, what tells it from others of its line (scope, caller). `work`: per op, operations as the
-    cost model counts them. All other figures are of one run.
+    Attributes:
+      name: the kernel's.
+      grid: number of programs per dimension.
+      ops: (primitive, line of the user's source) of each operation; of one step, if it has a loop.
+      cost: prediction.
+      finish: operations of its last stage.
+      measured: seconds of one run of the kernel alone; None unless asked for.
+      steps: steps of the loop in it.
+      chunk_columns: columns that online reductions take at a time; 0 without such reductions.
+      runs: how often one call runs it, as in a loop; None if that depends on values.
+      instructions: matrix instructions that compute its products.
+      precision: the mode in which its products are multiplied and added; "" where their types give it.
+      contexts: per operation, what tells it from others of its line (scope, caller).
+      work: per operation, arithmetic operations as the cost model counts them.
     """
 
     name: str
@@ -46,7 +53,7 @@ class KernelReport:
     finish: tuple[tuple[str, str | None], ...] = ()
     measured: float | None = None
     steps: int = 1
-    run: int = 0
+    chunk_columns: int = 0
     runs: int | None = 1
     instructions: tuple[str, ...] = ()
     precision: str = ""
@@ -72,8 +79,8 @@ class KernelReport:
         steps = (
             f"{self.steps} steps of a loop, "
             if self.steps > 1
-            else f"in runs of {self.run} columns, "
-            if self.run
+            else f"in chunks of {self.chunk_columns} columns, "
+            if self.chunk_columns
             else ""
         )
         measured = f"{self.measured * 1e6:.1f} us measured, " if self.measured is not None else ""
@@ -100,9 +107,29 @@ class KernelReport:
             figures,
             self.measured,
             self.steps,
-            self.run,
+            self.chunk_columns,
             self.runs,
         )
+
+    def as_dict(self) -> dict:
+        """The report as values that JSON has."""
+        return {
+            "name": self.name,
+            "grid": list(self.grid),
+            "runs": self.runs,
+            "predicted_seconds": self.cost.seconds,
+            "measured_seconds": self.measured,
+            "limit_seconds": self.cost.limit,
+            "bound": self.bound,
+            "bytes_moved": self.cost.bytes_moved,
+            "flops": self.cost.flops,
+            "recompute": self.cost.recompute,
+            "instructions": list(self.instructions),
+            "operations": [
+                {"primitive": name, "at": at, "context": context}
+                for (name, at), context in zip(self.ops, self.contexts)
+            ],
+        }
 
     def _times(self, seconds: float) -> str:
         if self.runs == 1:
@@ -120,7 +147,12 @@ GROUPED = "a grouped product"
 class HandWrittenKernel:
     """A kernel that fusion did not make.
 
-    `origin` says who wrote it, `lines` how each grid dimension runs, and what follows.
+    Attributes:
+      name: the kernel's.
+      origin: who wrote it.
+      at: line of the user's source that calls it.
+      grid: number of programs per dimension.
+      lines: how each grid dimension runs, then further lines of the report.
     """
 
     name: str
@@ -133,6 +165,10 @@ class HandWrittenKernel:
         head = f"{self.name} ({self.origin}): grid [{', '.join(map(str, self.grid))}]  at {self.at or 'unknown line'}"
         return "\n".join([head, *(f"    {line}" for line in self.lines)])
 
+    def as_dict(self) -> dict:
+        """The report as values that JSON has, without `lines`."""
+        return {"name": self.name, "origin": self.origin, "at": self.at, "grid": list(self.grid)}
+
 
 # Lines of the source in the table of times.
 LINES = 8
@@ -144,15 +180,22 @@ TOP = 12
 class Explanation:
     """Report of the fuser's work.
 
-    `str()` is the text: figures of the whole, time by line of the source, kernels in launch order,
-    what was not fused, then a count of what was. `as_dict()` is the same as data.
+    `str()` is the text: figures of the whole, time by line of the source, kernels in launch order, operations that were not
+    fused, then the number of those that were. `as_dict()` is the same as data.
 
-    `kernels` are the fuser's, `written` the hand-written ones (api/report/written.py adds them).
-    `planned_anew`: why the plan is not kept on disk. `temporaries`: bytes of arrays between
-    kernels. `timeline`: what runs in which order. `top`: most kernels and most refusals in the
-    text, those that take or would save most. With `verbose`, all of them are, fusions too, and what
-    was refused at first and fused later.
-    `machine_note`: how the machine's figures were chosen, where that is not the usual way.
+    Attributes:
+      name: the function's.
+      kernels: the fuser's, in launch order.
+      edges: decisions to fuse or not to fuse an operation with its consumers.
+      left: operations that XLA runs.
+      written: hand-written kernels (api/report/written.py adds them).
+      verbose: whether the text has all kernels, refusals and fusions, and operations that were refused at first and fused
+        later.
+      planned_anew: why the plan is not kept on disk; "" where it is.
+      temporaries: bytes of arrays between kernels.
+      timeline: the order in which kernels and XLA's operations run.
+      top: most kernels, and most refusals, in the text: those that take or would save most.
+      machine_note: how the machine's figures were chosen; "" for the usual way.
     """
 
     name: str
@@ -226,26 +269,6 @@ class Explanation:
 
     def as_dict(self) -> dict:
         """The report as values that JSON has: seconds, bytes, operations, lines of the source."""
-        kernels = [
-            {
-                "name": kernel.name,
-                "grid": list(kernel.grid),
-                "runs": kernel.runs,
-                "predicted_seconds": kernel.cost.seconds,
-                "measured_seconds": kernel.measured,
-                "limit_seconds": kernel.cost.limit,
-                "bound": kernel.bound,
-                "bytes_moved": kernel.cost.bytes_moved,
-                "flops": kernel.cost.flops,
-                "recompute": kernel.cost.recompute,
-                "instructions": list(kernel.instructions),
-                "operations": [
-                    {"primitive": name, "at": at, "context": context}
-                    for (name, at), context in zip(kernel.ops, kernel.contexts)
-                ],
-            }
-            for kernel in self.kernels
-        ]
         refused = [edge for edge in self._edges() if not edge.fused and not edge.superseded]
         return {
             "name": self.name,
@@ -260,16 +283,8 @@ class Explanation:
             "planned_anew": self.planned_anew,
             "seconds_by_line": self.by_line(),
             "seconds_by_scope": self.by_scope(),
-            "kernels": kernels,
-            "written": [
-                {
-                    "name": kernel.name,
-                    "origin": kernel.origin,
-                    "at": kernel.at,
-                    "grid": list(kernel.grid),
-                }
-                for kernel in self.written
-            ],
+            "kernels": [kernel.as_dict() for kernel in self.kernels],
+            "written": [kernel.as_dict() for kernel in self.written],
             "not_fused": [
                 {
                     "operation": _name(group[0].producer),
@@ -453,7 +468,7 @@ def report(name: str, node: Node, options: FuseOptions) -> KernelReport:
     cost = dataclasses.replace(schedule.cost, seconds=node.seconds)
     finish = _ops(node.finish) if node.finish else ()
     wave = schedule.wave
-    run = schedule.online.online.run if schedule.online else 0
+    chunk_columns = schedule.online.online.chunk_columns if schedule.online else 0
     is_mixed = options.precision == MATRIX_MODE and any(map(multiplies_halves, _equations(node)))
     source = "the default of this device" if options.is_default_precision else "as asked"
     precision = f"products of float16, sums of float32: {MATRIX_MODE}, {source}" if is_mixed else ""
@@ -464,7 +479,7 @@ def report(name: str, node: Node, options: FuseOptions) -> KernelReport:
         cost,
         finish,
         steps=wave.steps if wave else schedule.loop.steps if schedule.loop else 1,
-        run=run,
+        chunk_columns=chunk_columns,
         precision=precision,
         contexts=tuple(map(context_of_place, _equations(node))),
         work=tuple(_work(eqn, options) for eqn in _equations(node)),

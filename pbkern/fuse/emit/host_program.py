@@ -18,7 +18,7 @@ from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.text import identifiers
 from pbkern.fuse.graph import Node, overwritten
 from pbkern.fuse.indexing.row_views import row_view_p
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.schedule import Schedule
 
 from .block_sizes import block_sizes
 from .buffer_reuse import assign_slots

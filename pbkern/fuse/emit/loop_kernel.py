@@ -17,7 +17,7 @@ from pbkern.fuse.access.blocks import BodyContext, request, run_steps
 from pbkern.fuse.access.rules import whole
 from pbkern.fuse.graph import Inner, Node
 from pbkern.fuse.partition.loops_in_kernels import KernelLoop
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.schedule import Schedule
 
 from .group_kernel import array_type
 

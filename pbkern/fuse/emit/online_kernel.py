@@ -1,4 +1,4 @@
-"""Online at blocks -> dsl.Kernel: loops over chunks of columns, with the maximum and the sums so far in scratch."""
+"""OnlineBlocks -> dsl.Kernel: loops over chunks of columns, with the maximum and the sums so far in scratch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from pbkern.fuse.access.rules import Access, block_shape
 from pbkern.fuse.tiling.online_blocks import (
     BESIDE_NUMBER,
     CHUNK_NUMBER,
-    Blocks,
     ChunkPass,
-    ChunkRun,
+    OnlineBlocks,
+    OnlineChunk,
     is_of_chunk,
     moves,
 )
@@ -38,13 +38,13 @@ def emit_online(
     grid: tuple[int, ...],
     requests: BlockRequests,
     outputs: Sequence[tuple[jex.Var, Access]],
-    blocks: Blocks,
+    blocks: OnlineBlocks,
     compiler_params: dict,
     aliases: tuple[tuple[int, int], ...],
 ) -> Kernel:
     """Emits an online kernel, with the operands and results of `emit_kernel`."""
     buffers = [
-        Scratch(block_shape(access), _kept_type(var), scoped=True)
+        Scratch(block_shape(access), _carried_type(var), scoped=True)
         for var, access in _reduced(blocks)
     ]
     types = [
@@ -67,7 +67,7 @@ def emit_online(
     )
 
 
-def _reduced(blocks: Blocks) -> list[tuple[jex.Var, Access]]:
+def _reduced(blocks: OnlineBlocks) -> list[tuple[jex.Var, Access]]:
     """Results of online reductions, with their blocks."""
     first, second = (
         chunk_pass.results if chunk_pass else [] for chunk_pass in (blocks.first, blocks.second)
@@ -75,8 +75,8 @@ def _reduced(blocks: Blocks) -> list[tuple[jex.Var, Access]]:
     return [*zip(blocks.online.first, first), *zip(blocks.online.second, second)]
 
 
-def _kept_type(var) -> np.dtype:
-    """Sums of 16-bit floats are kept in 32 bits: each chunk would round them."""
+def _carried_type(var) -> np.dtype:
+    """The type in which a sum is carried: 32 bits for 16-bit floats, which each chunk would round."""
     narrow = jnp.issubdtype(var.aval.dtype, jnp.floating) and var.aval.dtype.itemsize <= 2
     return np.dtype(np.float32 if narrow else var.aval.dtype)
 
@@ -85,7 +85,10 @@ class _OnlineBody:
     """The body over Refs (*inputs, *outputs, *reductions), as methods that trace its parts."""
 
     def __init__(
-        self, requests: BlockRequests, outputs: Sequence[tuple[jex.Var, Access]], blocks: Blocks
+        self,
+        requests: BlockRequests,
+        outputs: Sequence[tuple[jex.Var, Access]],
+        blocks: OnlineBlocks,
     ):
         self.requests, self.outputs, self.blocks, self.online = (
             requests,
@@ -107,11 +110,11 @@ class _OnlineBody:
         if self.blocks.first is not None:
             self.level[0][...] = lax.full(self.level[0].shape, -np.inf, self.level[0].dtype)
             self.clear(self.sums)
-            self.go(self.blocks.first, values, self.rise)
+            self.trace_pass(self.blocks.first, values, self.rise)
             values |= self.first(self.blocks.first)
         if self.blocks.second is not None:
             self.clear(self.totals)
-            self.go(self.blocks.second, values, self.add)
+            self.trace_pass(self.blocks.second, values, self.add)
             values |= {
                 (var, place): _as(ref[...], var.aval.dtype)
                 for var, place, ref in zip(
@@ -130,10 +133,10 @@ class _OnlineBody:
         for ref in refs:
             ref[...] = lax.full(ref.shape, 0, ref.dtype)
 
-    def go(self, over: ChunkPass, values: dict, turn: Callable) -> None:
-        """All chunks of a pass. What is the same for all is computed before them."""
+    def trace_pass(self, over: ChunkPass, values: dict, trace_chunk: Callable) -> None:
+        """Traces a loop over all chunks of a pass. Values that are the same for all chunks are computed before it."""
         requests = over.full.requests
-        level = self.online.level if turn == self.rise else None
+        level = self.online.level if trace_chunk == self.rise else None
         late = [] if level is None else level.outvars[:1]
         changing, moving = set(late), []
         for step in requests.steps:
@@ -147,7 +150,7 @@ class _OnlineBody:
             @loop(0, over.count)
             def _(chunk):
                 inner = ids | {CHUNK_NUMBER: _as(chunk, np.int32)}
-                turn(over.full, moving, before | self.read(requests, before, inner), inner)
+                trace_chunk(over.full, moving, before | self.read(requests, before, inner), inner)
 
             if over.rest is not None:
                 rest = over.rest.requests
@@ -156,7 +159,7 @@ class _OnlineBody:
                     for rest_step in rest.steps
                     if (rest_step.eqn.outvars[0], rest_step.out) not in before
                 ]
-                turn(over.rest, left, before | self.read(rest, before, ids), ids)
+                trace_chunk(over.rest, left, before | self.read(rest, before, ids), ids)
 
         if self.online.beside == 1:
             chunks({})
@@ -166,9 +169,9 @@ class _OnlineBody:
         def _(beside):
             chunks({BESIDE_NUMBER: _as(beside, np.int32)})
 
-    def rise(self, run: ChunkRun, steps: Sequence[Step], values: dict, ids: dict) -> None:
-        """A chunk of the first pass: the running maximum rises, and the sums so far are rescaled to it."""
-        requests, (level, *sums) = run.requests, run.products
+    def rise(self, chunk: OnlineChunk, steps: Sequence[Step], values: dict, ids: dict) -> None:
+        """Traces a chunk of the first pass: the running maximum rises, and the sums so far are rescaled to it."""
+        requests, (level, *sums) = chunk.requests, chunk.products
         (peak, access), (x, of_x) = (
             (level.eqn.outvars[0], level.out),
             (level.eqn.invars[0], level.pull.inputs[0]),
@@ -195,11 +198,11 @@ class _OnlineBody:
             )
         self.level[0][...] = new
 
-    def add(self, run: ChunkRun, steps: Sequence[Step], values: dict, ids: dict) -> None:
-        """A chunk of the second pass."""
-        values = self.computed(run.requests, steps, values, ids)
-        for step, ref in zip(run.products, self.totals):
-            ref[...] = ref[...] + _sum(run.requests, values, step, ref.dtype)
+    def add(self, chunk: OnlineChunk, steps: Sequence[Step], values: dict, ids: dict) -> None:
+        """Traces a chunk of the second pass."""
+        values = self.computed(chunk.requests, steps, values, ids)
+        for step, ref in zip(chunk.products, self.totals):
+            ref[...] = ref[...] + _sum(chunk.requests, values, step, ref.dtype)
 
     def first(self, over: ChunkPass) -> dict:
         """Maximum and sums at the end. In a row that is all -inf, exp(-inf - -inf) makes them NaN."""
@@ -225,7 +228,13 @@ class _OnlineBody:
     # ---------------------------------------------------------------- values
 
     def read(self, requests: BlockRequests, values: dict, ids: dict | None) -> dict:
-        """Blocks of operands that are not in `values`: all if `ids` are given, else those that are the same for all chunks."""
+        """Loads the blocks of operands that are not in `values`.
+
+        Args:
+          requests: blocks that are needed.
+          values: (value, block) -> array, of those that are known.
+          ids: number of the chunk, by symbol; None: only blocks that are the same for all chunks are loaded.
+        """
         wanted = [
             (var, access)
             for var, access in requests.inputs
@@ -237,13 +246,14 @@ class _OnlineBody:
             if ids is not None or not moves(access)
         }
 
-    def block(self, var, access: Access, ids: dict):
+    def block(self, var, access: Access, ids: dict) -> jax.Array:
+        """Loads one block of an operand."""
         holds = [
             (n, held)
             for n, (operand, held) in enumerate(self.requests.inputs)
             if operand is var and _covers(held, access)
         ]
-        assert holds, "a run reads what no block of its operand holds"
+        assert holds, "a chunk reads elements that no block of its operand holds"
         number, hull = holds[0]
         ctx = BodyContext(ids)
         starts = [
@@ -271,7 +281,7 @@ def _moves(step: Step) -> bool:
 
 
 def _covers(hull: Access, access: Access) -> bool:
-    """Does a block of an operand hold what chunks read of it?"""
+    """Whether a block of an operand holds every element of `access`."""
 
     def covers(outer, span) -> bool:
         if is_of_chunk(span):
@@ -289,7 +299,7 @@ def _value(requests: BlockRequests, values: dict, atom, access: Access):
 
 
 def _sum(requests: BlockRequests, values: dict, step: Step, dtype):
-    """Returns what a chunk adds to a sum."""
+    """The part of a sum that one chunk adds."""
     operands = [
         _value(requests, values, var, access)
         for var, access in zip(step.eqn.invars, step.pull.inputs)

@@ -59,7 +59,7 @@ class Segment:
 
 @dataclass
 class Plan:
-    """Order of what runs.
+    """The segments of a function in the order in which they run.
 
     `jaxpr` names the values (PRNG keys: their words), `consts` its array constants, `results` the
     types that the function returns. whole: the function as it was given, if XLA runs all of it.

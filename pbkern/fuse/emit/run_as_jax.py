@@ -25,6 +25,7 @@ from pbkern.dsl.host_program import (
     Launch,
     Loop,
     Step,
+    steps_inside,
 )
 from pbkern.dsl.kernel import Kernel
 
@@ -47,7 +48,7 @@ def run_as_jax(program: HostProgram, inputs: Sequence, call: CallKernel) -> list
 
 
 class _BufferValues:
-    """Values of buffers. What nothing has stored yet is zero."""
+    """Values of buffers; elements are zero until something is stored."""
 
     def __init__(self, program: HostProgram, call: CallKernel):
         self.types = {buffer.name: buffer.type for buffer in program.buffers}
@@ -167,19 +168,12 @@ class _BufferValues:
 
 def _written(steps: Sequence[Step]) -> Iterator[str]:
     """Names of the buffers that steps write."""
-    for step in steps:
+    for step in steps_inside(steps):
         match step:
             case Launch(results=results):
                 yield from (result.buffer for result in results)
             case Copy(destination=destination):
                 yield destination.buffer
-            case Loop(steps=inner):
-                yield from _written(inner)
-            case HostWhile(condition=condition, steps=inner):
-                yield from _written((*condition, *inner))
-            case Cond(branches=branches):
-                for branch in branches:
-                    yield from _written(branch)
 
 
 def _flat(value: jax.Array, view: BufferView) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Plan -> Timeline: what one call runs, in order, with the loops around it and the memory that is live.
+"""Plan -> Timeline: the kernels and operations of one call in order, with the loops around them and the live memory.
 
 Temporaries live from the step that writes them to the last that reads them, at the top level of a
 program's steps, as in buffer_reuse.py; values that a later segment reads live until it has run.

@@ -1,4 +1,4 @@
-"""ClosedJaxpr -> the same with gathers hoisted before arithmetic and other gathers: only what is picked is computed.
+"""ClosedJaxpr -> the same with gathers before arithmetic and other gathers, which then compute picked elements only.
 
     log_p = x - m - log(l);  log_p[labels]   ->   x[labels] - m - log(l)        m, l: one number per row
     rows = x[i];             rows[:, j]      ->   x[i, j]
@@ -145,7 +145,7 @@ def at_once(first, second, x, i, j):
 
 
 def _picks_elements(eqn) -> bool:
-    """Are single places looked up, and all other dimensions taken whole?"""
+    """Whether a gather looks up single places, and takes all other dimensions whole."""
     dn, sizes, shape = (
         eqn.params["dimension_numbers"],
         eqn.params["slice_sizes"],
@@ -197,7 +197,7 @@ class _Pick:
         ]
 
     def count(self, x) -> float:
-        """Arrays that would be looked up; infinity where one repeats along a part of what is looked up."""
+        """Number of arrays that would be looked up; infinity where one of them repeats elements along a looked-up part."""
         waiting, seen, arrays = [x], set(), 0
         while waiting:
             x = waiting.pop()

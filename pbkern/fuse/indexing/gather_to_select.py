@@ -60,7 +60,7 @@ def _times_read(closed: jex.ClosedJaxpr) -> Counter:
 
 
 class _Stacks:
-    """Remembers, by value: pieces of stacks; along which dimension a value counts; what is never negative or never true.
+    """Remembers, by value: pieces of stacks; the dimension along which it counts; whether it is never negative or never true.
 
     jax.numpy adds the size of a dimension to negative indices. For an iota that adds nothing, but
     hides it.
@@ -73,7 +73,7 @@ class _Stacks:
         return eqn.primitive.bind(*operands, **eqn.params)
 
     def iota(self, eqn, operands):
-        """Notes what counts: per dimension, 0 for the one along which it counts, None for the others."""
+        """Notes an iota as counting: per dimension of its result, 0 for the one along which it counts, None for the others."""
         dim, shape, out = eqn.params["dimension"], eqn.params["shape"], eqn.outvars[0].aval
         if out.dtype.kind not in "iu" or shape[dim] - 1 > np.iinfo(out.dtype).max:
             return None
@@ -210,7 +210,7 @@ class _Stacks:
 
 
 def _copies_rows(eqn, walked: dict[int, int]) -> bool:
-    """Does the gather repeat rows? It copies them from a stack that is small beside the result, and reads one of each."""
+    """Whether the gather repeats rows: it then copies them from a stack that is small beside the result, each read once."""
     out, sizes = eqn.outvars[0].aval.shape, eqn.params["slice_sizes"]
     return max(sizes) > 1 and any(
         extent > 1 and axis not in walked.values() for axis, extent in enumerate(out)

@@ -45,7 +45,7 @@ def _only_moved(jaxpr: jex.Jaxpr) -> Iterator:
 
 
 class _Repeats:
-    """Remembers, by value: what repeats, and which reshapes join dimensions of a repeating value."""
+    """Remembers, by value: repetitions of other values, and reshapes that join dimensions of such a repetition."""
 
     def __init__(self, only_moved: set) -> None:
         self.notes, self.only_moved = Notes(), only_moved

@@ -111,7 +111,7 @@ class _Motion:
 
 
 def _splits(eqn, most_members: int) -> bool:
-    """Does a reshape split the last axis into groups of few elements?"""
+    """Whether a reshape splits the last axis into groups of few elements."""
     before, after = array_aval(eqn.invars[0]).shape, tuple(eqn.params["new_sizes"])
     return (
         eqn.params["dimensions"] is None

@@ -1,4 +1,4 @@
-"""ClosedJaxpr -> the same with transposes moved past convolutions and what surrounds them, so that they cancel.
+"""ClosedJaxpr -> the same with transposes moved past convolutions and operations around them, so that they cancel.
 
 Images are often transposed to the layout that a convolution is written for, and back. Each
 intermediate value would then be stored in another order than it is loaded. A convolution takes any

@@ -2,9 +2,8 @@
 
     dot(transpose(a), b)  ->  dot_general(a, b) that reduces a's other dimension
 
-A contraction is told by its own equation then in what order its operands are stored, and is priced
-and packed by that. The transpose is left to others that read it. Products with a vector pack
-nothing: they stay as they are.
+The contraction's equation then gives the order in which its operands are stored, by which the contraction is priced and
+packed. The transpose stays for its other readers. Products with a vector pack nothing: they stay as they are.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def fold_transposes(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 class _Transposed:
-    """Remembers, by value, what was transposed, and how."""
+    """Remembers, by value, its operand and permutation where it is a transpose."""
 
     def __init__(self) -> None:
         self.notes = Notes()

@@ -1,4 +1,4 @@
-"""ClosedJaxpr -> the same without dead carries of scans, which only they themselves read, and without unread operands.
+"""ClosedJaxpr -> the same without dead carries of scans, which no other value needs, and without unread operands.
 
 The counter of most fori_loops is a dead carry: each step would launch a kernel just to count.
 Indices of updates at known places are unread operands.
@@ -53,42 +53,50 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
     def rewrite(eqn, operands: Sequence) -> list | None:
         needed = _needed_operands(eqn, used)
-        if needed is None:
-            return None
-        consts, live = needed
-        params, body = params_of(eqn), eqn.params["jaxpr"]
-        n_consts, n_carry = params["num_consts"], params["num_carry"]
-        types = [var.aval for var in body.jaxpr.invars]
-        read = [
-            *consts,
-            *(n_consts + place for place in live),
-            *range(n_consts + n_carry, len(types)),
-        ]
+        return None if needed is None else _without_others(eqn, operands, *needed)
 
-        def slim(*args):
-            given = dict(zip(read, args))  # the values of the others do not matter
-            dead = {
-                k: jax.numpy.zeros(type_.shape, type_.dtype)
-                for k, type_ in enumerate(types)
-                if k not in given
-            }
-            results = jex.jaxpr_as_fun(body)(*((given | dead)[k] for k in range(len(types))))
-            return [results[place] for place in live] + list(results[n_carry:])
-
-        body_without = drop_dead(jax.make_jaxpr(slim)(*(types[place] for place in read)))
-        changed = {"jaxpr": body_without, "num_consts": len(consts), "num_carry": len(live)}
-        rebound = bind_again(eqn, [operands[place] for place in read], {**params, **changed})
-        # Nobody reads the results that are None.
-        results: list = [None] * n_carry + list(rebound[len(live) :])
-        for k, x in zip(live, rebound):
-            results[k] = x
-        return results
-
-    slim = any(
+    has_dead = any(
         eqn.primitive.name == "scan" and _needed_operands(eqn, used) is not None
         for eqn in equations(closed.jaxpr)
     )
-    return retrace(closed, {"scan": rewrite}) if slim else closed
+    return retrace(closed, {"scan": rewrite}) if has_dead else closed
+
+
+def _without_others(eqn, operands: Sequence, consts: Sequence[int], carries: Sequence[int]) -> list:
+    """Binds a scan with some of its operands alone.
+
+    Args:
+      eqn: the scan.
+      operands: all of them.
+      consts: numbers of the operands that never change, among those that stay.
+      carries: numbers of the carries that stay.
+
+    Returns:
+      The scan's results; None for those of dropped carries, which nothing reads.
+    """
+    params, body = params_of(eqn), eqn.params["jaxpr"]
+    n_consts, n_carry = params["num_consts"], params["num_carry"]
+    types = [var.aval for var in body.jaxpr.invars]
+    stay = [*consts, *(n_consts + k for k in carries), *range(n_consts + n_carry, len(types))]
+
+    def step(*args):
+        given = dict(zip(stay, args))
+        # No result that stays depends on these.
+        dropped = {
+            k: jax.numpy.zeros(type_.shape, type_.dtype)
+            for k, type_ in enumerate(types)
+            if k not in given
+        }
+        results = jex.jaxpr_as_fun(body)(*((given | dropped)[k] for k in range(len(types))))
+        return [results[k] for k in carries] + list(results[n_carry:])
+
+    smaller = drop_dead(jax.make_jaxpr(step)(*(types[k] for k in stay)))
+    changed = {"jaxpr": smaller, "num_consts": len(consts), "num_carry": len(carries)}
+    rebound = bind_again(eqn, [operands[k] for k in stay], {**params, **changed})
+    results: list = [None] * n_carry + list(rebound[len(carries) :])
+    for k, result in zip(carries, rebound):
+        results[k] = result
+    return results
 
 
 def _needed_operands(eqn, used: set) -> tuple[list[int], list[int]] | None:

@@ -49,7 +49,7 @@ class UnrollLoops:
 
 
 def _is_pointwise(eqn) -> bool:
-    """Does each element depend on the same element of the operands, or on scalars, only?"""
+    """Whether each element depends only on the same element of the operands, or on scalars."""
     repeats = eqn.primitive.name == "broadcast_in_dim" and not getattr(
         eqn.invars[0].aval, "shape", ()
     )

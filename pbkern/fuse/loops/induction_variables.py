@@ -19,8 +19,10 @@ from pbkern._jax import bind_again, params_of
 from pbkern.core.jax_types import array_aval
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
-# comparison -> (sign of the step, added to the bound: the first counter past the end)
+# Comparison of a counter with a bound -> (sign of the counter's step, distance from the bound to the first value that ends
+# the loop).
 CONDITIONS = {"lt": (1, 0), "le": (1, 1), "gt": (-1, 0), "ge": (-1, -1)}
+# Comparison -> the same with its operands exchanged.
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
@@ -30,7 +32,10 @@ def count_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def walk_counters(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Moves induction variables from carries to xs of scans, except in nested scans: those have no room for constants."""
+    """Moves induction variables from carries to xs of scans.
+
+    Scans inside of control flow stay: the values would be constants of inner jaxprs, which these do not hold.
+    """
     top_level = {id(eqn) for eqn in closed.jaxpr.eqns}
     walk = lambda eqn, operands: _over_counters(eqn, operands) if id(eqn) in top_level else None
     counts = any(eqn.primitive.name == "scan" and _steps(eqn) for eqn in closed.jaxpr.eqns)
@@ -38,7 +43,7 @@ def walk_counters(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _steps(eqn) -> dict[int, int]:
-    """Carry of a scan -> what each step adds to it, of those that count."""
+    """Carry of a scan that counts -> the number that each step adds to it."""
     params, body = params_of(eqn), eqn.params["jaxpr"].jaxpr
     olds = body.invars[params["num_consts"] :][: params["num_carry"]]
     steps = {k: _increment(body, old, new) for k, (old, new) in enumerate(zip(olds, body.outvars))}
@@ -46,13 +51,13 @@ def _steps(eqn) -> dict[int, int]:
 
 
 def _constant(x) -> int | None:
-    """A known integer scalar."""
+    """The value of a known integer scalar; None for other values."""
     known = isinstance(x, (np.ndarray, np.generic)) and x.ndim == 0 and x.dtype.kind in "iu"
     return int(x) if known else None
 
 
 def _maker(jaxpr: jex.Jaxpr, var):
-    """The equation that makes `var`, through conversions that only change the weakness of a type."""
+    """The equation that makes `var`, behind conversions that only change whether its type is weak."""
     makers = {output: eqn for eqn in jaxpr.eqns for output in eqn.outvars}
     while var in makers and makers[var].primitive.name == "convert_element_type":
         source = makers[var].invars[0]
@@ -96,11 +101,8 @@ def _trips(eqn, operands) -> int | None:
     if isinstance(bound, jex.Literal):
         last = _constant(np.asarray(bound.val, array_aval(bound).dtype))
     else:
-        last = (
-            _constant(operands[cond.invars.index(bound)])
-            if bound in cond.invars[: params["cond_nconsts"]]
-            else None
-        )
+        is_given = bound in cond.invars[: params["cond_nconsts"]]
+        last = _constant(operands[cond.invars.index(bound)]) if is_given else None
     first = _constant(operands[params["cond_nconsts"] + params["body_nconsts"] + index])
     step = _increment(body, body.invars[params["body_nconsts"] + index], body.outvars[index])
     sign, behind = CONDITIONS[name]
@@ -108,12 +110,12 @@ def _trips(eqn, operands) -> int | None:
         return None
     trips = max(0, -(-(last + behind - first) // step))
     limits = np.iinfo(counter.aval.dtype)
-    return (
-        trips if limits.min <= first + trips * step <= limits.max else None
-    )  # otherwise the counter wraps around
+    wraps = not limits.min <= first + trips * step <= limits.max
+    return None if wraps else trips
 
 
-def _as_scan(eqn, operands):
+def _as_scan(eqn, operands: Sequence) -> list | None:
+    """Results of a while loop as a scan; None where its length is unknown."""
     trips = None if eqn.effects else _trips(eqn, operands)
     if trips is None:
         return None
@@ -135,6 +137,7 @@ def _as_scan(eqn, operands):
 
 
 def _over_counters(eqn, operands: Sequence) -> list | None:
+    """Results of a scan with its induction variables as xs; None where it has none with a known first value."""
     params, body = params_of(eqn), eqn.params["jaxpr"]
     n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
     olds = body.jaxpr.invars[n_consts : n_consts + n_carry]
@@ -147,11 +150,12 @@ def _over_counters(eqn, operands: Sequence) -> list | None:
         return None
     carried = [k for k in range(n_carry) if k not in counters]
 
-    def values(place: int, low: int, high: int) -> np.ndarray:
-        first, step = counters[place]
-        return (first + step * np.arange(low, high, dtype=np.int64)).astype(olds[place].aval.dtype)
+    def values(k: int, low: int, high: int) -> np.ndarray:
+        """Values of a counter before the steps from `low` to `high`."""
+        first, step = counters[k]
+        return (first + step * np.arange(low, high, dtype=np.int64)).astype(olds[k].aval.dtype)
 
-    def inner(*args):
+    def step_over_counters(*args):
         consts, carry, xs = (
             args[:n_consts],
             args[n_consts : n_consts + len(carried)],
@@ -169,16 +173,14 @@ def _over_counters(eqn, operands: Sequence) -> list | None:
         + [ins[n_consts + place] for place in (*carried, *counters)]
         + ins[n_consts + n_carry :]
     )
-    body_without = drop_dead(jax.make_jaxpr(inner)(*types))
-    walked = [values(place, 0, length) for place in counters]
+    smaller = drop_dead(jax.make_jaxpr(step_over_counters)(*types))
     given = [
         *operands[:n_consts],
         *(operands[n_consts + place] for place in carried),
-        *walked,
+        *(values(k, 0, length) for k in counters),
         *operands[n_consts + n_carry :],
     ]
-    rebound = bind_again(eqn, given, {**params, "jaxpr": body_without, "num_carry": len(carried)})
-    results = dict(zip(carried, rebound)) | {
-        place: values(place, length, length + 1)[0] for place in counters
-    }
+    rebound = bind_again(eqn, given, {**params, "jaxpr": smaller, "num_carry": len(carried)})
+    results = dict(zip(carried, rebound))
+    results |= {k: values(k, length, length + 1)[0] for k in counters}
     return [*(results[k] for k in range(n_carry)), *rebound[len(carried) :]]

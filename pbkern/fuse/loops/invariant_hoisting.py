@@ -41,7 +41,7 @@ class HoistInvariants:
         return self.hoisted(closed, options.machine)
 
     def hoisted(self, closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr:
-        """Loops inside loops give what they share to the outer ones."""
+        """Moves invariant equations out of loops, also from inner loops to outer ones."""
 
         def scan(eqn, operands):
             params, n_consts = params_of(eqn), params_of(eqn)["num_consts"]

@@ -106,7 +106,7 @@ def _cause(left: list[Node]) -> Node | None:
 
 
 def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
-    """Do scatters into large operands of a body update in place, as XLA's do, instead of copying once per step?"""
+    """Whether scatters into large operands of a body update in place, as XLA's do, without a copy per step."""
     nodes, most_bytes = inner.partition.nodes, parts.limits.most_copied_bytes
     if any(_copies(node, most_bytes) for node in nodes):
         return False
@@ -128,7 +128,7 @@ def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
 
 
 def _copies(node: Node, most_bytes: float) -> bool:
-    """Does a loop in a loop copy more than a few bytes that it scatters into, each time that it begins?"""
+    """Whether an inner loop copies more than a few bytes that it scatters into, each time that it begins."""
     for body in node.inner.values():
         groups, updated = body.partition.groups(), in_place(body)
         if any(group.scatters() and group.own_schedule.aliases for group in groups):

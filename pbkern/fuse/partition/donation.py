@@ -20,7 +20,7 @@ from pbkern.core.jax_types import array_aval
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.graph import Inner, Node, overwritten
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.schedule import Schedule
 
 
 def use_donated(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> None:
@@ -126,7 +126,7 @@ def _aliases(node: Node, schedule: Schedule, pairs: dict) -> Iterator[tuple[int,
 
 
 def _stays_in_place(node: Node, operand) -> bool:
-    """Does the node use `operand` only for elementwise arithmetic, or to scatter other values into it?"""
+    """Whether the node uses `operand` only in elementwise arithmetic, or scatters other values into it."""
     tainted = {operand}
     for eqn in node.eqns:
         at = [

@@ -18,15 +18,15 @@ group.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pbkern.core.jaxprs import leading_to
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import VIEWS, is_heavy
 from pbkern.fuse.graph import Edge, Node
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.schedule import Schedule
+
+from .partitioner import Partitioner
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DuplicateMasks:
         1.25, "time of the readers after the duplication, relative to before. Source: not recorded"
     )
 
-    def __call__(self, parts: Any, options: object) -> Any:
+    def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         for group in [node for node in parts.nodes if node.kind == "group" and not node.reads()]:
             names = {eqn.primitive.name for eqn in group.eqns}
             arithmetic = names & ELEMENTWISE.keys()

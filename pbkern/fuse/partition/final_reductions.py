@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
@@ -25,7 +24,9 @@ from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import NeedsWhole
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.graph import Edge, Node, order
-from pbkern.fuse.tiling.block_search import Schedule, schedule_at
+from pbkern.fuse.tiling.schedule import Schedule, schedule_at
+
+from .partitioner import Partitioner
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class JoinLastStages:
         "Zen 5, Granite Rapids and Haswell are the same, 26 November 2026",
     )
 
-    def __call__(self, parts: Any, options: object) -> Any:
+    def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         if not any(map(_is_one_program, parts.nodes)):
             return parts
         ordered = order(parts.nodes, (*parts.jaxpr.constvars, *parts.jaxpr.invars))
@@ -52,7 +53,7 @@ class JoinLastStages:
         return parts
 
     def allow(self, schedule: Schedule, maker: Node, machine: CostModel) -> bool:
-        """Whether what a launch does besides being a launch may follow the maker's programs."""
+        """Whether a launch's work, without the launch itself, may follow the maker's programs."""
         programs = self.most_share * maker.own_schedule.cost.seconds
         most = max(self.most_launches * machine.launch_seconds, programs)
         return schedule.cost.seconds - machine.launch_seconds <= most
@@ -140,7 +141,7 @@ class _Joining:
         self.parts.edges.append(Edge(node.eqns[-1], True, why, 0, before, maker.seconds))
 
     def _is_read(self, var, gone: Iterable[Node]) -> bool:
-        """Do nodes other than those about to go read a value?"""
+        """Whether a value is a result, or a node that is not among `gone` reads it."""
         return var in self.parts.results or any(
             not any(reader is removed for removed in gone) for reader in self.readers.get(var, ())
         )

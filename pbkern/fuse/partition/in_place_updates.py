@@ -179,7 +179,7 @@ class InPlaceUpdates:
 
 
 class _Uses:
-    """Who reads which value of a jaxpr, and what follows from what."""
+    """Readers of each value of a jaxpr, and dependences between its equations."""
 
     def __init__(self, jaxpr: jex.Jaxpr) -> None:
         self.eqns = jaxpr.eqns

@@ -8,20 +8,19 @@ single step of joining shows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
 
 from pbkern.core.jaxprs import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS
+from pbkern.fuse.graph import Node
 
-if TYPE_CHECKING:
-    from pbkern.fuse.graph import Node
+from .partitioner import Partitioner
 
 
 def are_scores(values: Iterable, eqns: Sequence) -> bool:
-    """Do values become, or come from, exponentials that are both summed and multiplied? `eqns` in program order."""
+    """Whether values lead to, or come from, exponentials that `eqns`, in program order, both sum and multiply."""
     weights, ended = set(), set()
     for eqn in eqns:
         reads = any(atom in weights for atom in atoms(eqn))
@@ -61,7 +60,7 @@ class ScoresLimit:
 class JoinSoftmaxChains(ScoresLimit):
     """Joins a group with all readers of its result if the result is scores."""
 
-    def __call__(self, parts: Any, options: object) -> Any:
+    def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         for group in parts.groups():
             users, aliases = parts.readers(group)
             if len(users) < 2 or any(user.kind != "group" for user in users):
@@ -78,13 +77,14 @@ class JoinSoftmaxChains(ScoresLimit):
         return parts
 
 
-def _leads_around(parts: Any, user: Node, inside: list[Node]) -> bool:
-    """Do other nodes wait for this reader, and another reader for them?"""
+def _leads_around(parts: Partitioner, user: Node, inside: list[Node]) -> bool:
+    """Whether a node outside of `inside` reads results of `user`, and one of `inside` reads that node's."""
     outside = [successor for successor in parts.successors(user) if successor not in inside]
     return any(parts.reaches(outside, member) for member in inside)
 
 
-def _join(parts: Any, inside: list[Node], eqns: list, slack: float) -> None:
+def _join(parts: Partitioner, inside: list[Node], eqns: list, slack: float) -> None:
+    """Makes the nodes `inside`, which compute `eqns`, one group if it takes less than `slack` of their time."""
     *earlier, last = inside
     outputs = [
         output
@@ -96,7 +96,7 @@ def _join(parts: Any, inside: list[Node], eqns: list, slack: float) -> None:
     before = sum(member.seconds for member in inside if member.kind == "group")
     ok = schedule is not None and schedule.cost.seconds < before * slack
     parts.record(inside[0].eqns[-1], ok, why, before, schedule, slack)
-    if ok:
+    if schedule is not None and ok:
         for other in earlier:
             parts.drop(other)
         parts.set_group(last, eqns, outputs, schedule)

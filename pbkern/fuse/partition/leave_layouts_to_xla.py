@@ -87,7 +87,7 @@ def _is_lapack(node: Node) -> bool:
 
 
 def _computes_no_values(node: Node) -> bool:
-    """Does it only tell which element goes where?"""
+    """Whether an equation only tells which element goes where."""
     indices: set = set()
     for eqn in node.eqns:
         name = eqn.primitive.name

@@ -25,7 +25,7 @@ from pbkern.fuse.cost.kinds import nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Inner, Node, Partition
 from pbkern.fuse.options import FuseOptions
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.schedule import Schedule
 
 LOOPS = frozenset(("scan", "while"))
 
@@ -122,7 +122,7 @@ def _avals(node: Node, equations: Sequence[jex.JaxprEqn]) -> Iterator:
 
 @dataclass(frozen=True)
 class KernelLoop:
-    """Control flow inside a kernel: `node`, which reads what groups of nothing, `constants`, make in front of it."""
+    """Control flow inside a kernel: `node`, and `constants`, groups without operands whose results it reads."""
 
     node: Node
     constants: tuple[Node, ...]

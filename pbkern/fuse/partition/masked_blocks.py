@@ -6,7 +6,7 @@ rows a program takes, the more of its work is masked. Works on the final groups 
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 from jax.extend import core as jex
 
@@ -14,32 +14,34 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import BlockRequests
 from pbkern.fuse.cost.kinds import CONTRACTIONS
-from pbkern.fuse.tiling.block_search import Schedule, alternatives
+from pbkern.fuse.tiling.block_search import alternatives
+from pbkern.fuse.tiling.schedule import Schedule
+
+from .partitioner import Partitioner
 
 
 @dataclass(frozen=True)
 class TrimMaskedBlocks:
-    """Chooses the blocks of the masked groups of `parts`, a Partitioner, again."""
+    """Chooses the blocks of masked groups again."""
 
     most_compared: int = threshold(8, "schedules of a group that are compared")
 
-    def __call__(self, parts: Any, options: object) -> Any:
+    def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         for node in parts.nodes:
-            if node.kind == "group" and overhang(
-                node.schedule.requests, parts.machine.sizes.mask_strip
-            ):
-                outputs = [var for var, _ in node.schedule.outputs]
+            if node.kind != "group":
+                continue
+            current, strip = node.own_schedule, parts.machine.sizes.mask_strip
+            if overhang(current.requests, strip):
+                outputs = [var for var, _ in current.outputs]
                 near = alternatives(
-                    node.eqns, outputs, node.schedule.blocks, parts.machine, self.most_compared
+                    node.eqns, outputs, current.blocks, parts.machine, self.most_compared
                 )
-                node.schedule = min(
-                    [node.schedule, *near],
-                    key=lambda schedule: _seconds(schedule, parts.machine.sizes.mask_strip),
-                )
+                node.schedule = min([current, *near], key=functools.partial(_seconds, strip=strip))
         return parts
 
 
 def _seconds(schedule: Schedule, strip: int) -> float:
+    """Seconds with the masked work, which prices leave out."""
     return schedule.cost.seconds * (1 + overhang(schedule.requests, strip))
 
 

@@ -1,6 +1,6 @@
 """Whole groups -> one: producers with their only consumer, and siblings that read the same arrays.
 
-After equations have joined the groups of their consumers one by one (partitioner.py), merging lets
+After equations have joined the groups of their consumers one by one (grow_groups.py), merging lets
 contractions share a kernel, as in attention, and lets one pass over an array serve several
 reductions.
 """
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
-from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy, nbytes
+from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes
+from pbkern.fuse.cost.model import Cost
 from pbkern.fuse.graph import Node
 
 from .join_softmax_chains import ScoresLimit, are_scores
+from .partitioner import Partitioner
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,24 @@ class MergeLimits(ScoresLimit):
 
 
 def merge(
-    parts, node: Node, consumer: Node, limits: MergeLimits, aliases: Sequence[Node] = ()
+    parts: Partitioner,
+    node: Node,
+    consumer: Node,
+    limits: MergeLimits,
+    aliases: Sequence[Node] = (),
 ) -> bool:
-    """Makes `node`, the reshapes of its results and `consumer` one group if the model gains."""
+    """Makes two groups one if the model gains.
+
+    Args:
+      parts: the partition, which changes.
+      node: the first group.
+      consumer: the second, which may read the first's results.
+      limits: the pass's.
+      aliases: reshapes of the first group's results, which become a part of the group, too.
+
+    Returns:
+      Whether they are one group now.
+    """
     eqns = [*node.eqns, *(eqn for alias in aliases for eqn in alias.eqns), *consumer.eqns]
     inside = (node, consumer, *aliases)
     outputs = consumer.outputs + [
@@ -50,64 +66,112 @@ def merge(
         for output in node.outputs
         if output in parts.results or any(user not in inside for user in parts.users(output))
     ]
-    heavy = [
-        eqn for eqn in eqns if eqn.primitive.name in CONTRACTIONS and is_heavy(eqn, parts.machine)
-    ]
-    accept = parts.fits_chain if len(heavy) > 1 else None
+    num_products = sum(map(parts.is_heavy_product, eqns))
+    accept = parts.fits_chain if num_products > 1 else None
     schedule, why = parts.attempt(eqns, outputs, None, node.eqns[-1], accept)
-    before = node.seconds + consumer.seconds
-    between = sum(nbytes(output.aval) for output in node.outputs if output not in outputs)
-    moved = schedule.cost.bytes_moved if schedule is not None else 0
-    # What is computed from much smaller arrays or from indices, such as a mask, needs hardly any
-    # memory when it is fused.
-    expands = limits.expansion * sum(nbytes(read.aval) for read in node.reads()) <= between
-    little = are_scores(
-        [var for eqn in node.eqns for var in eqn.outvars], node.eqns
-    )  # what follows scores is little beside them
-    slack = (
-        limits.chain_slack
-        if expands
-        else limits.large_slack
-        if between > 0.5 * moved or little
-        else parts.limits.tie
-    )
-    ok = schedule is not None and schedule.cost.seconds < before * slack
-    scores = are_scores(node.outputs, sorted(eqns, key=lambda eqn: parts.order[id(eqn)]))
-    if schedule is not None and (scores or _chained(parts, node, consumer)):
-        # Attention gains, two layers of a network do not: writing and reading the value between, or
-        # reading what both read, must outweigh all other traffic.
-        shared = sum(nbytes(var.aval) for var in node.reads() & consumer.reads())
-        slack = (
-            limits.scores_slack
-            if scores
-            else limits.chain_slack
-            if between > moved or shared > 0.5 * moved
-            else 1.0
-        )
-        twice = (
-            set(map(id, heavy)) & set(map(id, node.eqns)) & set(map(id, consumer.eqns))
-        )  # computed once together
-        large = 2 * between > moved or shared > 0.5 * moved or scores or twice
-        # If both only stream their operands, as for a single query, no register tile is at stake.
-        streams = _streams(parts, node) and _streams(parts, consumer)
-        gains = large or streams or schedule.cost.seconds < limits.clear_gain * before
-        slack = max(slack, limits.large_slack) if streams else slack
-        ok = gains and schedule.cost.seconds < before * slack
-        why = why or (
-            ""
-            if gains
-            else "neither the value between two contractions nor a common operand is large"
-        )
-    parts.record(node.eqns[-1], ok, why, before, schedule, slack)
-    if ok:
+    apart = node.seconds + consumer.seconds
+    slack = parts.limits.tie
+    if schedule is not None:
+        between = sum(nbytes(output.aval) for output in node.outputs if output not in outputs)
+        in_order = sorted(eqns, key=lambda eqn: parts.order[id(eqn)])
+        gives_scores = are_scores(node.outputs, in_order)
+        if gives_scores or all(map(parts.has_heavy_product, (node, consumer))):
+            chain = _Chain(parts, node, consumer, limits, schedule.cost, between, gives_scores)
+            slack = chain.slack()
+            if not chain.may_gain():
+                why = "neither the value between two contractions nor a common operand is large"
+        else:
+            slack = _slack(parts, node, limits, schedule.cost, between)
+    ok = schedule is not None and not why and schedule.cost.seconds < apart * slack
+    parts.record(node.eqns[-1], ok, why, apart, schedule, slack)
+    if schedule is not None and ok:
         for member in (node, *aliases):
             parts.drop(member)
         parts.set_group(consumer, eqns, outputs, schedule)
     return ok
 
 
-def _streams(parts, group: Node) -> bool:
-    """Is it memory-bound: little arithmetic per byte?"""
+def _slack(parts: Partitioner, node: Node, limits: MergeLimits, cost: Cost, between: int) -> float:
+    """The most time of one group that is accepted, over that of `node` and its consumer.
+
+    Args:
+      parts: the partition.
+      node: the producer.
+      limits: the pass's.
+      cost: of the one group.
+      between: bytes that are not stored in one group.
+    """
+    # A value that is computed from much smaller arrays or from indices, such as a mask, needs hardly any memory when
+    # it is fused.
+    if limits.expansion * sum(nbytes(read.aval) for read in node.reads()) <= between:
+        return limits.chain_slack
+    has_scores = are_scores([var for eqn in node.eqns for var in eqn.outvars], node.eqns)
+    # Operations that follow scores cost little beside them.
+    return (
+        limits.large_slack if between > 0.5 * cost.bytes_moved or has_scores else parts.limits.tie
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Chain:
+    """Two groups that are to be one, with a contraction each, or the first with scores of attention.
+
+    Attention gains, two layers of a network do not: writing and reading the value between, or reading what both read, must
+    outweigh all other traffic.
+
+    Attributes:
+      parts: the partition.
+      node, consumer: the groups.
+      limits: the pass's.
+      cost: of the one group.
+      between: bytes that are not stored in one group.
+      gives_scores: whether the first group's results are scores.
+    """
+
+    parts: Partitioner
+    node: Node
+    consumer: Node
+    limits: MergeLimits
+    cost: Cost
+    between: int
+    gives_scores: bool
+
+    @property
+    def shares_most(self) -> bool:
+        """Whether arrays that both groups read are more than half of the traffic."""
+        shared = self.node.reads() & self.consumer.reads()
+        return sum(nbytes(var.aval) for var in shared) > 0.5 * self.cost.bytes_moved
+
+    @property
+    def streams(self) -> bool:
+        """Whether both groups only stream their operands, as for a single query: no register tile is at stake."""
+        return all(_is_memory_bound(self.parts, group) for group in (self.node, self.consumer))
+
+    def slack(self) -> float:
+        """The most time of one group that is accepted, over that of both."""
+        if self.gives_scores:
+            slack = self.limits.scores_slack
+        elif self.between > self.cost.bytes_moved or self.shares_most:
+            slack = self.limits.chain_slack
+        else:
+            slack = 1.0
+        return max(slack, self.limits.large_slack) if self.streams else slack
+
+    def may_gain(self) -> bool:
+        """Whether one group saves much traffic or work, or is clearly faster by the model."""
+        ids = set(map(id, self.node.eqns)) & set(map(id, self.consumer.eqns))
+        computes_once = any(
+            id(eqn) in ids and self.parts.is_heavy_product(eqn) for eqn in self.node.eqns
+        )
+        is_large = 2 * self.between > self.cost.bytes_moved or self.shares_most
+        if is_large or self.gives_scores or computes_once or self.streams:
+            return True
+        apart = self.node.seconds + self.consumer.seconds
+        return self.cost.seconds < self.limits.clear_gain * apart
+
+
+def _is_memory_bound(parts: Partitioner, group: Node) -> bool:
+    """Whether a group's arithmetic would take less than half of the time of its traffic."""
     cost = group.own_schedule.cost
     return (
         2 * cost.flops / parts.machine.flops("float32")
@@ -115,21 +179,11 @@ def _streams(parts, group: Node) -> bool:
     )
 
 
-def _chained(parts, node: Node, consumer: Node) -> bool:
-    return all(
-        any(
-            eqn.primitive.name in CONTRACTIONS and is_heavy(eqn, parts.machine)
-            for eqn in group.eqns
-        )
-        for group in (node, consumer)
-    )
-
-
 @dataclass(frozen=True)
 class MergeProducers(MergeLimits):
     """Pulls producer groups into their only consumer where the value between is expensive to store."""
 
-    def __call__(self, parts: Any, options: object) -> Any:
+    def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         refused: set[tuple] = set()  # pairs in this state: a pair is tried again when one has grown
         changed = True
         while changed:
@@ -156,7 +210,7 @@ class MergeSiblings(MergeLimits):
     One may read results of the other.
     """
 
-    def __call__(self, parts: Any, options: object) -> Any:
+    def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         groups = [node for node in parts.nodes if node.kind == "group"]
         for first, second in itertools.combinations(groups, 2):
             if (

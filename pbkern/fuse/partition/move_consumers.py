@@ -21,7 +21,6 @@ Works on the groups of partitioner.py, once none of them can merge with another 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from jax.extend import core as jex
 
@@ -29,7 +28,9 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import nbytes
 from pbkern.fuse.graph import Edge, Node
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.schedule import Schedule
+
+from .partitioner import Partitioner
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class MoveConsumers:
     )
     most_time: float = threshold(0.98, "modelled time after a move, relative to before")
 
-    def __call__(self, parts: Any, options: object) -> Any:
+    def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         for maker in [node for node in parts.nodes if node.kind == "group"]:
             for var in [
                 output
@@ -89,7 +90,7 @@ class _Move:
 
 
 def _sink_consumer(parts, maker: Node, reader: Node, var, limits: MoveConsumers) -> None:
-    """Tries to move the readers of `var`, and what follows as long as it gets smaller."""
+    """Tries to move the readers of `var`, and their readers as long as results get smaller."""
     before = maker.seconds + reader.seconds
     moves = [
         candidate
@@ -107,7 +108,7 @@ def _sink_consumer(parts, maker: Node, reader: Node, var, limits: MoveConsumers)
 
 
 def _restore_consumer(parts, maker: Node, reader: Node, limits: MoveConsumers) -> None:
-    """Tries to move back what does not wait for values that others compute from the maker's results."""
+    """Tries to move back equations that need no values which other nodes compute from the maker's results."""
     late = _made_after(parts, maker, reader)
     moved: list = []
     rest: list = []

@@ -1,15 +1,12 @@
 """Partitioner: groups of equations that become one kernel each, and what stays outside them.
 
-Tile the destination, then pull the sources in: equations are visited in reverse and join the group
-of their consumers while the modelled time falls. Further phases, which merge, move and duplicate
-whole groups, are the passes of passes.py. Every decision is recorded as an Edge for fuse/emit/explain.py.
-Prices are the target's (fuse/cost/model.py), blocks fuse/tiling/block_search.py, control flow
-control_regions.py.
+The passes of passes.py change it: the first makes groups (grow_groups.py), others merge, move and duplicate whole groups.
+Each decision is recorded as an Edge for fuse/emit/explain.py. Prices are the target's (fuse/cost/model.py), blocks
+fuse/tiling/block_search.py, control flow control_regions.py.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +14,6 @@ from dataclasses import replace
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
@@ -40,8 +36,8 @@ from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.indexing.row_views import row_view_p
 from pbkern.fuse.indexing.sorted_prefix import first_sorted_p
 from pbkern.fuse.simplify.driver import CONTROL
-from pbkern.fuse.tiling.block_search import Schedule, schedule_at
 from pbkern.fuse.tiling.one_program import grows
+from pbkern.fuse.tiling.schedule import Schedule, schedule_at
 from pbkern.fuse.tiling.search_memo import (
     memoised_extension,
     memoised_growth,
@@ -50,15 +46,14 @@ from pbkern.fuse.tiling.search_memo import (
 )
 from pbkern.fuse.time_tiling.limits import TimeTilingLimits
 
-from .control_regions import control_node
-from .in_place_updates import InPlaceUpdates, Update, UpdateLimits
+from .in_place_updates import Update, UpdateLimits
 
 # Primitives whose results are views of their operands in memory, and run no kernel.
 VIEWS_IN_MEMORY = (*VIEWS_OF_COMPLEX, row_view_p.name)
 
 
 def has_chained_reductions(eqns: Iterable) -> bool:
-    """Does one reduction or contraction depend on another?"""
+    """Whether one reduction or contraction depends on another."""
     after: set = set()
     for eqn in eqns:
         name = eqn.primitive.name
@@ -126,18 +121,26 @@ class GrowthLimits(TimeTilingLimits, UpdateLimits):
     )
 
 
-@dataclass(frozen=True)
-class GrowGroups(GrowthLimits):
-    """Equations join the groups of their readers, in reverse; later passes ask the same limits."""
-
-    def __call__(self, parts: Partitioner, options: object) -> Partitioner:
-        parts.limits = self
-        parts.grow()
-        return parts
-
-
 class Partitioner:
-    """One run over one jaxpr."""
+    """The nodes of one jaxpr while they are made and changed.
+
+    Attributes:
+      jaxpr: the function.
+      machine: the target's prices.
+      supports: equation -> why the target cannot lower it; None if it can.
+      options: the user's (fuse/options.py).
+      limits: thresholds of the pass "grow groups", which later passes ask, too.
+      partition: partitions the bodies of control flow.
+      order: id of an equation -> its place in the jaxpr.
+      results: the jaxpr's results.
+      makers: value -> the equation that makes it.
+      consumers: value -> the equations that read it.
+      nodes, edges: the partition so far.
+      nodes_of: id of an equation -> nodes that compute it.
+      pairs: result of an equation -> the operand that it may overwrite.
+      updates: results of updates in place.
+      alone_in_place: ids of the equations of `updates` that are no control flow: each has its own kernel.
+    """
 
     def __init__(
         self,
@@ -150,7 +153,7 @@ class Partitioner:
     ) -> None:
         self.jaxpr, self.machine, self.supports, self.options = jaxpr, machine, supports, options
         self.limits = GrowthLimits()
-        self.partition = partition  # of the bodies of control flow
+        self.partition = partition
         self.order = {id(member): n for n, member in enumerate(jaxpr.eqns)}
         self.results = {result for result in jaxpr.outvars if not isinstance(result, jex.Literal)}
         self.makers = {result: maker for maker in jaxpr.eqns for result in maker.outvars}
@@ -159,12 +162,11 @@ class Partitioner:
             for var in eqn.invars:
                 if not isinstance(var, jex.Literal):
                     self.consumers.setdefault(var, []).append(eqn)
-        self.nodes_of: dict[int, list[Node]] = {}  # id(equation) -> nodes that compute it
+        self.nodes_of: dict[int, list[Node]] = {}
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
-        self.pairs = pairs  # result -> the operand that it may overwrite
+        self.pairs = pairs
         self.updates: dict[jex.Var, Update] = {}
-        # Ids of their equations that are no control flow: each has a kernel of its own.
         self.alone_in_place: set[int] = set()
         self._outside_kinds: dict[int, tuple[str, str] | None] = {}
 
@@ -234,33 +236,6 @@ class Partitioner:
                 users[id(node)] = node
         return list(users.values()), aliases
 
-    # -- phase 1: equations in reverse
-
-    def grow(self) -> None:
-        """Visits equations in reverse: each joins the group of its consumers, or begins one."""
-        self.updates = InPlaceUpdates(self.limits).of(self.jaxpr, self.pairs)
-        eqns_in_place = [update.eqn for update in self.updates.values()]
-        self.alone_in_place = {
-            id(eqn) for eqn in eqns_in_place if eqn.primitive.name not in CONTROL
-        }
-        along: list = []  # equations that will join the group of their consumers together
-        for eqn in reversed(self.jaxpr.eqns):
-            if along and len(along) >= self.most_along(along):
-                self.place_all(along)
-                along = []
-            if self.rides_along(eqn, along):
-                along.append(eqn)
-                continue
-            self.place_all(along)
-            along = []
-            self.place(eqn)
-        self.place_all(along)
-
-    def most_along(self, along: list) -> int:
-        """Equations that join at once: a share of a long group, so that it is not priced once for each few of its equations."""
-        shortest = min(len(group.eqns) for group in self.readers_of(along))
-        return max(self.limits.many_along, shortest // self.limits.share_along)
-
     # -- blocks of whole groups
 
     def search_blocks_of_products(self) -> None:
@@ -322,266 +297,12 @@ class Partitioner:
         reason = None if eqn.primitive in (partial_reduce_p, first_sorted_p) else self.supports(eqn)
         return ("xla", reason) if reason else None
 
-    def rides_along(self, eqn, along: list) -> bool:
-        """Can cheap arithmetic join its group without being priced?
+    def is_heavy_product(self, eqn) -> bool:
+        """Whether an equation is a contraction that is worth a kernel."""
+        return eqn.primitive.name in CONTRACTIONS and is_heavy(eqn, self.machine)
 
-        Its readers must be cheap arithmetic of the same shape, in one group or in `along`, which
-        will join it. Slices may, such as the neighbours of a stencil. For little data, such as
-        random keys, other parts may too, and several groups may get copies. To long groups of one program all but products may.
-
-        It costs the group what it costs alone, and saves its result. Pricing the whole group for
-        each such equation would be quadratic in the length of a generator's, a polynomial's or a
-        filter's arithmetic.
-        """
-        if len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
-            return False
-        if id(eqn) in self.alone_in_place:
-            return False
-        (var,) = eqn.outvars
-        consumers = self.consumers.get(var, ())
-        if (
-            not consumers
-            or var in self.results
-            or is_heavy(eqn, self.machine)
-            or self.options_disable_fusion()
-        ):
-            return False
-        nodes_of_readers = [
-            self.nodes_of.get(id(consumer), [])
-            for consumer in consumers
-            if not any(consumer is rider for rider in along)
-        ]
-        if along:
-            nodes_of_readers.append(self.readers_of(along))
-        groups = nodes_of_readers[0]
-        if not groups or any(
-            set(map(id, copies)) != set(map(id, groups)) for copies in nodes_of_readers
-        ):
-            return False
-        if any(group.kind != "group" for group in groups):
-            return False
-        small = nbytes(var.aval) <= self.limits.small_copy
-        if all(grows(group.eqns, group.schedule) for group in groups):
-            small, like = True, eqn.primitive.name not in CONTRACTIONS
-        else:
-            like = self.is_like(eqn, consumers, small)
-        if len(groups) > 1 and not (
-            small and self.machine.operations(eqn) <= self.limits.most_copied
-        ):
-            return False
-        return like and not self.waits(eqn, groups)
-
-    @staticmethod
-    def is_like(eqn, consumers: list, small: bool) -> bool:
-        """Whether an equation and its readers are cheap arithmetic; of the same shape, unless that is `small`."""
-        if small:
-            return all(
-                consumer.primitive.name in ELEMENTWISE or consumer.primitive.name in VIEWS
-                for consumer in (eqn, *consumers)
-            )
-        shape = eqn.outvars[0].aval.shape
-        names = {consumer.primitive.name for consumer in (eqn, *consumers)} - {"slice"}
-        return names <= ELEMENTWISE.keys() and all(
-            consumer.outvars[0].aval.shape == shape for consumer in consumers
-        )
-
-    def readers_of(self, along: list) -> list[Node]:
-        """The groups that equations of `along` are to join: each gets a copy."""
-        return self.nodes_of[id(self.consumers[along[0].outvars[0]][0])]
-
-    def place_all(self, along: list) -> None:
-        """Joins the equations of `along` to their groups at once; one by one if that does not gain."""
-        if len(along) > 1:
-            groups = list(self.readers_of(along))
-            attempts = [
-                self.attempt([*along, *target.eqns], target.outputs, target.schedule, along[0])[0]
-                for target in groups
-            ]
-            before = sum(target.seconds for target in groups) + sum(
-                self.alone(rider) for rider in along if not is_alias(rider)
-            )
-            schedules = [candidate for candidate in attempts if candidate is not None]
-            if (
-                len(schedules) == len(groups)
-                and sum(candidate.cost.seconds for candidate in schedules)
-                <= before * self.limits.tie
-            ):
-                for member in along:
-                    self.record(
-                        member,
-                        True,
-                        f"copied into {len(groups)} kernels" if len(groups) > 1 else "",
-                        before,
-                        schedules[0],
-                    )
-                for group, schedule in zip(groups, schedules):
-                    self.set_group(group, [*along, *group.eqns], group.outputs, schedule)
-                return
-        for member in along:
-            self.place(member)
-
-    def place(self, eqn) -> None:
-        kind = self.outside_kind(eqn)
-        if kind is not None and kind[0] == "control":
-            self.add_node(control_node(self, eqn, self.partition))
-            return
-        if kind is not None:
-            self.add_node(Node(kind[0], [eqn], list(eqn.outvars), reason=kind[1]))
-            return
-        if id(eqn) in self.alone_in_place:
-            schedule, _ = self.attempt([eqn], eqn.outvars, None, eqn)
-            if schedule is not None:
-                self.add_node(Node("group", [eqn], list(eqn.outvars), schedule))
-                return
-            self.alone_in_place.remove(id(eqn))
-        users = list({id(user): user for var in eqn.outvars for user in self.users(var)}.values())
-        groups = [user for user in users if user.kind == "group"]
-        outside = [user for user in users if user.kind != "group"]
-        needed = outside or any(var in self.results for var in eqn.outvars)
-        may_join = groups and not self.options_disable_fusion() and not self.waits(eqn, groups)
-        if may_join and self.join(eqn, groups, outside, bool(needed)):
-            return
-        if is_alias(eqn):
-            self.add_node(Node("alias", [eqn], list(eqn.outvars)))
-            return
-        self.start(eqn)
-
-    def start(self, eqn) -> None:
-        """Starts a group with this equation."""
-        outputs = [var for var in eqn.outvars if var in self.results or self.users(var)]
-        try:
-            self.add_node(
-                Node("group", [eqn], outputs, memoised_search([eqn], outputs, self.machine))
-            )
-        except (Unfusable, UnsupportedOp, NotImplementedError) as e:
-            self.add_node(Node("xla", [eqn], list(eqn.outvars), reason=str(e)))
-
-    def waits(self, eqn, groups) -> bool:
-        """Elementwise producers of a contraction wait: they may be the epilogue of an earlier one (phase 2 decides)."""
-        if eqn.primitive.name in VIEWS or eqn.primitive.name == "convert_element_type":
-            return False
-        return any(
-            view.primitive.name in CONTRACTIONS and is_heavy(view, self.machine)
-            for group in groups
-            for var in eqn.outvars
-            for view in self.through_views(var, group)
-        )
-
-    def through_views(self, var, group: Node) -> Iterable:
-        """Consumers of `var` in a group, through views and casts."""
-        for consumer in self.consumers.get(var, ()):
-            if group in self.nodes_of.get(id(consumer), ()):
-                if (
-                    consumer.primitive.name in VIEWS
-                    or consumer.primitive.name == "convert_element_type"
-                ):
-                    yield from self.through_views(consumer.outvars[0], group)
-                else:
-                    yield consumer
-
-    def join(self, eqn, groups: list[Node], outside: list[Node], needed: bool) -> bool:
-        """Pulls `eqn` into its consumers if the model gains. True if it needs no node of its own."""
-        alone = 0.0 if is_alias(eqn) else self.alone(eqn)
-        if len(groups) == 1 and (not needed or not self.reaches(outside, groups[0])):
-            return self.try_union(eqn, groups[0], needed, alone)
-        if not needed and self.duplicate(eqn, groups, alone):
-            return True
-        if len(groups) > 1 and self.merge_and_join(eqn, groups, outside, needed, alone):
-            return True
-        # As one more result of a group that does not depend on the others.
-        for group in groups if len(groups) > 1 else ():
-            rest = [*outside, *(node for node in groups if node is not group)]
-            if not self.reaches(rest, group) and self.try_union(eqn, group, True, alone):
-                return True
-        return False
-
-    def alone(self, eqn) -> float:
-        """Time of a kernel of its own: searched if the arithmetic counts, else estimated."""
-        if is_heavy(eqn, self.machine):
-            try:
-                return memoised_search([eqn], list(eqn.outvars), self.machine).cost.seconds
-            except (Unfusable, UnsupportedOp, NotImplementedError):
-                pass
-        return alone_seconds(eqn, self.machine)
-
-    def tie(self, eqn, schedule: Schedule) -> float:
-        """The part of the time apart that is accepted together.
-
-        One kernel wins a tie with two, but not if heavy work would be left with hardly a program
-        per core: it may fuse better with producers. A reshape costs nothing apart, and its producer
-        can only follow it.
-        """
-        if is_alias(eqn):
-            return self.limits.reshaped
-        few = schedule.cost.programs < 2 * self.machine.cores
-        return self.limits.few_programs if few and is_heavy(eqn, self.machine) else self.limits.tie
-
-    def try_union(self, eqn, group: Node, needed: bool, alone: float) -> bool:
-        outputs = group.outputs + (list(eqn.outvars) if needed else [])
-        outputs = [output for output in outputs if output in self.results or self.users(output)]
-        schedule, why = self.attempt([eqn, *group.eqns], outputs, group.schedule, eqn)
-        before = group.seconds + alone
-        share = self.limits.tie if schedule is None else self.tie(eqn, schedule)
-        ok = schedule is not None and schedule.cost.seconds <= before * share
-        self.record(eqn, ok, why, before, schedule, share)
-        if schedule is not None and ok:
-            self.set_group(group, [eqn, *group.eqns], outputs, schedule)
-        return ok
-
-    def duplicate(self, eqn, groups: list[Node], alone: float) -> bool:
-        """A copy in every consumer: for what is cheaper to compute again than to store."""
-        if is_heavy(eqn, self.machine) or self.machine.operations(eqn) > self.limits.most_copied:
-            return False
-        # Of a sum along a chain of layers, each kernel behind would compute the whole chain.
-        combines = sum(math.prod(array_aval(var).shape) > 1 for var in set(atoms(eqn))) > 1
-        if combines and len(groups) > self.limits.most_copies:
-            return False
-        schedules = []
-        for group in groups:
-            schedule, _ = self.attempt([eqn, *group.eqns], group.outputs, group.schedule, eqn)
-            if schedule is None:
-                return False
-            schedules.append(schedule)
-        before = alone + sum(target.seconds for target in groups)
-        after = sum(candidate.cost.seconds for candidate in schedules)
-        if after > before:
-            return False
-        for group, extended in zip(groups, schedules):
-            self.set_group(group, [eqn, *group.eqns], group.outputs, extended)
-        self.edges.append(
-            Edge(
-                eqn,
-                True,
-                f"copied into {len(groups)} kernels",
-                nbytes(eqn.outvars[0].aval),
-                before,
-                after,
-            )
-        )
-        return True
-
-    def merge_and_join(self, eqn, groups, outside, needed, alone) -> bool:
-        """Merges the consuming groups, with the producer in front."""
-        if any(
-            self.reaches(self.successors(first), second)
-            for first, second in itertools.permutations(groups, 2)
-        ):
-            return False
-        if any(self.reaches(outside, target) for target in groups):
-            return False
-        eqns = [eqn, *(member for target in groups for member in target.eqns)]
-        outputs = [output for target in groups for output in target.outputs] + (
-            list(eqn.outvars) if needed else []
-        )
-        schedule, why = self.attempt(eqns, outputs, None, eqn)
-        before = alone + sum(target.seconds for target in groups)
-        ok = schedule is not None and schedule.cost.seconds <= before
-        self.record(eqn, ok, why or ("consumers side by side" if ok else ""), before, schedule)
-        if schedule is not None and ok:
-            for group in groups[1:]:
-                self.drop(group)
-            self.set_group(groups[0], eqns, outputs, schedule)
-        return ok
+    def has_heavy_product(self, group: Node) -> bool:
+        return any(map(self.is_heavy_product, group.eqns))
 
     def drop(self, group: Node) -> None:
         self.nodes.remove(group)
@@ -596,9 +317,17 @@ class Partitioner:
         new,
         accept: Callable[[Cost], bool] | None = None,
     ) -> tuple[Schedule | None, str]:
-        """(schedule, reason of failure).
+        """Schedules equations as one kernel.
 
-        Cheap equations keep the group's blocks; others search again.
+        Args:
+          eqns: the equations, in any order, each at least once.
+          outputs: the kernel's results.
+          current: the schedule of the group before `new` joined it; None for a group that was none before.
+          new: the equation that joins. If it is cheap, the group's blocks stay; else they are searched again.
+          accept: refuses schedules by their cost; None accepts all.
+
+        Returns:
+          (schedule, ""), or (None, reason).
         """
         unique = {id(eqn): eqn for eqn in eqns}
         eqns = sorted(unique.values(), key=lambda eqn: self.order[id(eqn)])
@@ -648,7 +377,7 @@ class Partitioner:
         return ""
 
     def is_quick(self, eqn) -> bool:
-        """Does an equation make little of little, or is it an update itself?"""
+        """Whether an equation may share a kernel with an update in place: it makes and reads little, or is the update."""
         name, reads = eqn.primitive.name, atoms(eqn)
         if name in LOOKUPS:  # of any array
             reads = reads[1:]
@@ -695,7 +424,7 @@ class Partitioner:
         return schedule if schedule.cost.seconds <= apart * self.limits.reshaped else None
 
     def fits_chain(self, cost: Cost) -> bool:
-        """Two contractions share a program only while what is between them, and operands that they hold, stay in cache."""
+        """Whether a program of two contractions fits the near cache: the value between them, and operands that stay."""
         l2 = self.machine.near_bytes
         operands = cost.working_set - cost.scratch
         return cost.scratch <= l2 and (cost.streams or operands <= 2 * l2)
@@ -709,7 +438,16 @@ class Partitioner:
         schedule: Schedule | None,
         share: float | None = None,
     ) -> None:
-        """Notes a decision. share: part of the time apart that one kernel may take at most; None: the tie."""
+        """Records whether an equation joined its consumers.
+
+        Args:
+          eqn: the equation.
+          ok: whether it joined.
+          why: the reason; "" says it by the prices.
+          before: seconds in two kernels.
+          schedule: of the one kernel; None where there is none.
+          share: the most time in one kernel that is accepted, over the time in two; None: limits.tie.
+        """
         after = schedule.cost.seconds if schedule else 0.0
         text = why or (
             "the model gains" if ok else _refusal(before, after, share or self.limits.tie)

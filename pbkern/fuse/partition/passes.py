@@ -13,13 +13,14 @@ from pbkern.fuse.graph import Partition
 
 from .duplicate_producers import DuplicateMasks, share_duplicates
 from .final_reductions import JoinLastStages
+from .grow_groups import GrowGroups
 from .join_softmax_chains import JoinSoftmaxChains
 from .leave_layouts_to_xla import LeaveLayouts
 from .loops_in_kernels import LoopsInKernels
 from .masked_blocks import TrimMaskedBlocks
 from .merge_groups import MergeProducers, MergeSiblings
 from .move_consumers import MoveConsumers
-from .partitioner import GrowGroups, Partitioner
+from .partitioner import Partitioner
 from .rematerialise import Rematerialise
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from jax.extend import core as jex
 
@@ -22,9 +21,10 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy, nbytes
 from pbkern.fuse.graph import Edge, Node
-from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.schedule import Schedule
 
 from .merge_groups import MergeLimits, merge
+from .partitioner import Partitioner
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Rematerialise(MergeLimits):
     # times, take 517 ms instead of 371 (jax.jit 1398), but 2 MB instead of 528.
     slack: float = threshold(2.0, "modelled time afterwards, relative to before")
 
-    def __call__(self, parts: Any, options: object) -> Any:
+    def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         stored = list(_stored(parts, self.cached_share))
         makers, indices = _makers(parts), _made_of_indices(parts)
         large = [

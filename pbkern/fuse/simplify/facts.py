@@ -12,7 +12,7 @@ class Notes:
         self._kept: dict[tuple[str, int], tuple] = {}
 
     def note(self, kind: str, value, *what) -> list:
-        """[value], after noting `what` about it under `kind`."""
+        """Notes facts about a value under `kind`, and returns [value]."""
         self._kept[kind, id(value)] = (
             value,
             *what,

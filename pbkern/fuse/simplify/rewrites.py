@@ -14,8 +14,8 @@ from jax import lax
 
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.scatter import SCATTERS
-from pbkern.dsl.body_rewrites.numpy_primitives import SAID_OTHERWISE
-from pbkern.dsl.body_rewrites.numpy_primitives import rewrite as said_otherwise
+from pbkern.dsl.body_rewrites.numpy_primitives import EQUIVALENTS
+from pbkern.dsl.body_rewrites.numpy_primitives import rewrite as equivalent
 from pbkern.fuse.access.windows_contractions import greatest, least
 
 from .dilated_convolution import undilated
@@ -302,7 +302,7 @@ def _window(identity: Callable):
 
 REWRITES: dict[str, Rewrite] = {
     **dict.fromkeys(FOLDED, _fold_scalars),
-    **dict.fromkeys(SAID_OTHERWISE, lambda eqn, operands: said_otherwise(eqn, *operands)),
+    **dict.fromkeys(EQUIVALENTS, lambda eqn, operands: equivalent(eqn, *operands)),
     "convert_element_type": _convert,
     "stop_gradient": _same,
     "copy": _same,

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from .facts import Notes
 from .rewrites import FOLDED
 
-# The result holds the operand's scalar.
+# Operations whose result holds the operand's scalar everywhere.
 SPREADING = {
     "broadcast_in_dim",
     "reshape",
@@ -25,16 +25,16 @@ SPREADING = {
     "rev",
     "copy",
 }
-# Rewrites compute a scalar from scalars.
+# Operations that rewrites compute on scalars, if all operands are splats.
 FOLDING = {*FOLDED, "convert_element_type", "select_n"}
-# Results that one such operand decides, whatever the other is: of booleans.
+# Operations on booleans -> the operand that is the result, whatever the other operand is.
 ABSORBING = {"and": False, "or": True}
-# Comparisons of an unsigned number with 0.
+# Comparisons of an unsigned number with 0 -> their result. Remainders of unsigned numbers have them.
 OF_UNSIGNED = {"lt": False, "ge": True}
 
 
-def _keeps_other(eqn, operands, scalars) -> np.bool_ | None:
-    """The result, if one operand decides it; remainders of unsigned numbers are compared with 0."""
+def _decided_by_one(eqn, operands, scalars) -> np.bool_ | None:
+    """The result where one operand decides it; None elsewhere."""
     name = eqn.primitive.name
     if name in ABSORBING and eqn.outvars[0].aval.dtype == bool:
         decided = any(scalar is not None and bool(scalar) == ABSORBING[name] for scalar in scalars)
@@ -50,7 +50,7 @@ def _keeps_other(eqn, operands, scalars) -> np.bool_ | None:
 
 
 class Splat:
-    """Which values are known to be splats."""
+    """Remembers values that are known to be splats."""
 
     def __init__(self, rewrites: dict):
         self.rewrites = rewrites
@@ -78,7 +78,7 @@ class Splat:
         out, scalars = eqn.outvars[0].aval, [self.scalar(operand) for operand in operands]
         if not out.shape:
             return None
-        scalar: np.ndarray | np.generic | None = _keeps_other(eqn, operands, scalars)
+        scalar: np.ndarray | np.generic | None = _decided_by_one(eqn, operands, scalars)
         if scalar is None and not any(splat is None for splat in scalars):
             results = self.rewrites[eqn.primitive.name](eqn, scalars)
             scalar = self.scalar(results[0]) if results is not None else None

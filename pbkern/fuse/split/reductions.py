@@ -240,7 +240,7 @@ class ReductionStages:
         return [result]
 
     def is_narrow(self, eqn) -> bool:
-        """Are few neighbouring elements reduced together, in many such groups, as in a group norm of channels last?"""
+        """Whether a reduction has many groups of few neighbouring elements, as in a group norm with channels last."""
         if (
             eqn.primitive.name not in REDUCERS or eqn.invars[0].aval.dtype.itemsize < 4
         ):  # sums of columns would be rounded
@@ -408,7 +408,7 @@ def _sum(x: jax.Array, axes) -> jax.Array:
 
 
 def _has_short_rows(shape, axes, longest: int) -> bool:
-    """Does one result reduce rows of up to `longest` elements that are apart: the last dimensions, and earlier ones?"""
+    """Whether each result reduces several rows, each of at most `longest` elements along the last dimensions."""
     result_axes = [axis for axis in range(len(shape)) if axis not in axes and shape[axis] > 1]
     if not result_axes or not any(axis < result_axes[-1] and shape[axis] > 1 for axis in axes):
         return False

@@ -32,7 +32,7 @@ from .scatter_privatisation import runs_of, split_scatter
 
 @dataclass(frozen=True)
 class SplitReductions(SplitLimits):
-    """Splits what needs it, but no program with arrays that are left to XLA for their length."""
+    """Splits operations of little parallelism. Programs with arrays that are too long for kernels stay as they are."""
 
     def __call__(self, closed: jex.ClosedJaxpr, options: FuseOptions) -> jex.ClosedJaxpr:
         machine = options.machine

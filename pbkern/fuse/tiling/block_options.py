@@ -1,4 +1,4 @@
-"""Role of a dimension -> sizes of blocks that are worth a try along it, in ascending order, and the one to start from."""
+"""Sizes of blocks that are worth a try along each dimension of a result, by the dimension's role."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from pbkern.fuse.cost.sizes import Sizes
 
-# Results of at most this many elements are little work, so that the number of programs counts.
+# Elements of the largest result that counts as little work: starting programs is a part of its time.
 SMALL_RESULT = 1 << 14
-# Programs that divide a dimension chosen by the indices of a scatter: each walks all indices.
+# Numbers of programs that may share a dimension into which a scatter's indices point: each program
+# walks all indices.
 OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
 # Scatters that one program may do together.
 SCATTER_BATCHES = (1, 2, 4, 16, 64, 256, 1024)
@@ -24,6 +25,21 @@ FEW_OUTER_ELEMENTS = 32
 
 # Elements of the longest line that is a vector or two.
 SHORT_LINE = 128
+# Elements along a program's vectors that are enough: dimensions further out are rows.
+ENOUGH_LANES = 256
+# Elements of the longest line that one program prefers to take whole.
+MOST_LINE_ELEMENTS = 8192
+# Elements of a part of a longer line that a program prefers, and of a plane that is enough for it: dimensions
+# further out are taken one element at a time.
+PLANE_ELEMENTS = 4096
+# Elements of the rows that a program prefers, at most.
+MOST_ROWS_ELEMENTS = 32768
+# Elements of a line's parts that are tried where it is longer than MOST_LINE_ELEMENTS.
+LANE_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+# Numbers of rows that one program may take together.
+ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+# Roles of dimensions that no contraction gives.
+PLAIN_ROLES = frozenset(("run", "owned", "scatter batch"))
 
 
 def are_matrices(eqn, sizes: Sizes) -> bool:
@@ -34,13 +50,14 @@ def are_matrices(eqn, sizes: Sizes) -> bool:
 def contraction_roles(eqn, sizes: Sizes) -> list[str]:
     """Role of each output dimension of a contraction: batch, row, column; for convolutions also space and channel.
 
-    Rows and columns of products that matrix instructions compute have roles of their own.
+    Rows and columns of products that matrix instructions compute are "matrix row" and "matrix column"; images of few
+    places are "image", and the first of several dimensions in space is "line".
     """
     rank = len(eqn.outvars[0].aval.shape)
     if eqn.primitive.name == "dot_general":
-        (lc, _), (lb, _) = eqn.params["dimension_numbers"]
-        extents, batch = eqn.outvars[0].aval.shape, len(lb)
-        rows = len(eqn.invars[0].aval.shape) - len(lc) - batch
+        (contracted, _), (batched, _) = eqn.params["dimension_numbers"]
+        extents, batch = eqn.outvars[0].aval.shape, len(batched)
+        rows = len(eqn.invars[0].aval.shape) - len(contracted) - batch
         names = ["batch"] * batch + ["outer"] * (rank - batch)
         by = "matrix " if are_matrices(eqn, sizes) else ""
         # Among several free dimensions of an operand, such as positions and heads, the longest is
@@ -63,17 +80,17 @@ def contraction_roles(eqn, sizes: Sizes) -> list[str]:
 
 
 def _contraction_options(extent: int, role: str, sizes: Sizes) -> tuple[list[int], int]:
+    """(sizes to try, preferred size) of a dimension with a role that `contraction_roles` gives."""
     match role:
         case "batch" | "run":
             return [1], 1
         case "image":  # several share the copies of filters
             return _powers(extent, (1, 4, 16)), 1
-        case "outer":  # whole if an operand or the result is contiguous along it
-            return (
-                even_cuts(extent, [1, -(-extent // 8), -(-extent // 2)])
-                if extent <= MOST_OUTER
-                else [1]
-            ), 1
+        case "outer" if extent <= MOST_OUTER:
+            # All of it suits an operand or a result that is contiguous along it.
+            return even_cuts(extent, [1, -(-extent // 8), -(-extent // 2)]), 1
+        case "outer":
+            return [1], 1
         case "row":
             return even_cuts(extent, sizes.tile_rows), 256
         case "column":
@@ -97,83 +114,127 @@ def options_of(
     grain: int = 1,
     cuts_planes: bool = False,
 ) -> tuple[list[list[int]], list[int]]:
-    """(sorted options, preferred size) per dimension; `cuts_planes`: parts of several short lines are worth a try."""
+    """Lists the block sizes to try along each dimension of a result, and the one to start from.
+
+    Args:
+      shape: the result's.
+      forced: dimensions that stay whole.
+      roles: dimension -> role; dimensions without one are elementwise.
+      sizes: the target's.
+      grain: elements that a program reads for one element of the result.
+      cuts_planes: whether parts of several short lines are worth a try.
+
+    Returns:
+      (sizes in ascending order, preferred size), both per dimension.
+    """
     options: list[list[int]] = [[size] for size in shape]
     target = list(shape)
-    if any(role not in ("run", "owned", "scatter batch") for role in roles.values()):
+    if not PLAIN_ROLES.issuperset(roles.values()):
         for dim, extent in enumerate(shape):
             if dim not in forced and extent > 1:
                 options[dim], target[dim] = _contraction_options(
                     extent, roles.get(dim, "batch"), sizes
                 )
         return options, target
-    # If a program reads a long line for one element of the root, the root is tiled by rows.
-    run, stage = (grain, "rows") if grain >= 256 else (1, "lanes")
+    inner = _InnerBlock(math.prod(shape), sizes, grain, cuts_planes)
     for dim in reversed(range(len(shape))):
-        extent = shape[dim]
-        if extent == 1 or extent == 0:
+        extent, role = shape[dim], roles.get(dim)
+        if extent <= 1:
             continue
-        if roles.get(dim) == "run":
-            options[dim], target[dim] = [1], 1
-            continue
-        if roles.get(dim) == "scatter batch":
-            options[dim], target[dim] = (
-                _powers(extent, SCATTER_BATCHES),
-                max(1, min(extent // 4, 256 // run)),
-            )
-            run *= target[dim]
-            continue
-        if roles.get(dim) == "owned":
-            options[dim] = even_cuts(extent, [-(-extent // count) for count in OWNERS])
-            run *= extent
-            continue
-        if dim in forced:
-            run *= extent if stage == "lanes" else 1  # otherwise counted in the grain
-            stage = "rows" if run >= 256 else stage
-            continue
-        if stage == "lanes" and run * extent <= 8192:
-            # A long line may be cut, for halos and for parallelism; a short one is a vector or two.
-            is_short = extent <= SHORT_LINE
-            is_sum = grain > 1 and sizes.cuts_planes
-            if run > 1 and (cuts_planes or (is_short and is_sum)):
-                options[dim] = _powers(
-                    extent, sorted({-(-part // run) for part in sizes.line_parts})
-                )
-            elif not is_short:
-                options[dim] = _powers(extent, sizes.line_parts)
-            run *= extent
-            stage = "rows" if run >= 256 else "lanes"
-        elif stage == "lanes":
-            lengths = [
-                _even(max(1, size // run), sizes.even_part)
-                for size in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-            ]
-            options[dim], target[dim] = _powers(extent, sorted(set(lengths))), max(1, 4096 // run)
-            run, stage = 4096, "rows"
-        elif stage == "rows":
-            options[dim], target[dim] = (
-                _powers(extent, (1, 2, 4, 8, 16, 32, 64, 128)),
-                max(1, min(32, 32768 // run)),
-            )
-            stage = "outer" if run * extent > 4096 else "rows"
-            run *= extent
+        if role is not None:
+            options[dim], target[dim] = inner.with_role(role, extent)
+        elif dim in forced:
+            inner.take_whole(extent)
         else:
-            # One element at a time; but launching programs of little work costs more, and parts of
-            # a short one may share work.
-            options[dim], target[dim] = (
-                (
-                    _powers(extent, (1, 4, 16))
-                    if math.prod(shape) <= SMALL_RESULT
-                    else [1, extent]
-                    if extent <= FEW_OUTER_ELEMENTS
-                    else [1]
-                ),
-                1,
-            )
+            options[dim], target[dim] = inner.elementwise(extent)
     return options, target
 
 
+class _InnerBlock:
+    """The inner dimensions of a block of an elementwise result, while its outer ones get their options.
+
+    Attributes:
+      elements: how many a program takes of the inner dimensions.
+      stage: what the next dimension gives a program: "lanes" while its vectors are short, then "rows" that share what
+        they read, then "outer": one element at a time.
+    """
+
+    def __init__(self, result_elements: int, sizes: Sizes, grain: int, cuts_planes: bool) -> None:
+        self.result_elements = result_elements
+        self.sizes = sizes
+        self.cuts_planes = cuts_planes
+        self.is_sum = grain > 1
+        # A program that reads a long line for one element of the result has its lanes along that line.
+        has_lanes = grain >= ENOUGH_LANES
+        self.elements, self.stage = (grain, "rows") if has_lanes else (1, "lanes")
+
+    def with_role(self, role: str, extent: int) -> tuple[list[int], int]:
+        """(sizes to try, preferred size) of a dimension with one of PLAIN_ROLES."""
+        if role == "run":
+            return [1], 1
+        if role == "scatter batch":
+            preferred = max(1, min(extent // 4, ENOUGH_LANES // self.elements))
+            self.elements *= preferred
+            return _powers(extent, SCATTER_BATCHES), preferred
+        self.elements *= extent
+        return even_cuts(extent, [-(-extent // count) for count in OWNERS]), extent
+
+    def take_whole(self, extent: int) -> None:
+        """Adds a dimension that is not cut. Beside rows, it is counted in the grain already."""
+        if self.stage == "lanes":
+            self.elements *= extent
+        if self.elements >= ENOUGH_LANES:
+            self.stage = "rows"
+
+    def elementwise(self, extent: int) -> tuple[list[int], int]:
+        """(sizes to try, preferred size) of the next dimension outwards."""
+        if self.stage == "lanes":
+            is_line = self.elements * extent <= MOST_LINE_ELEMENTS
+            return self._line(extent) if is_line else self._part_of_line(extent)
+        return self._rows(extent) if self.stage == "rows" else self._outer(extent)
+
+    def _line(self, extent: int) -> tuple[list[int], int]:
+        """A line that one program can take; a long one may be cut for halos and for parallelism."""
+        is_short = extent <= SHORT_LINE
+        cuts_short = self.cuts_planes or (is_short and self.is_sum and self.sizes.cuts_planes)
+        options = [extent]
+        if self.elements > 1 and cuts_short:
+            parts = {-(-part // self.elements) for part in self.sizes.line_parts}
+            options = _powers(extent, sorted(parts))
+        elif not is_short:
+            options = _powers(extent, self.sizes.line_parts)
+        self.elements *= extent
+        if self.elements >= ENOUGH_LANES:
+            self.stage = "rows"
+        return options, extent
+
+    def _part_of_line(self, extent: int) -> tuple[list[int], int]:
+        parts = {
+            _even(max(1, length // self.elements), self.sizes.even_part) for length in LANE_LENGTHS
+        }
+        preferred = max(1, PLANE_ELEMENTS // self.elements)
+        self.elements, self.stage = PLANE_ELEMENTS, "rows"
+        return _powers(extent, sorted(parts)), preferred
+
+    def _rows(self, extent: int) -> tuple[list[int], int]:
+        preferred = max(1, min(32, MOST_ROWS_ELEMENTS // self.elements))
+        self.elements *= extent
+        if self.elements > PLANE_ELEMENTS:
+            self.stage = "outer"
+        return _powers(extent, ROW_COUNTS), preferred
+
+    def _outer(self, extent: int) -> tuple[list[int], int]:
+        """One element at a time is preferred.
+
+        But launching programs of little work costs more, and parts of a short dimension may share work.
+        """
+        if self.result_elements <= SMALL_RESULT:
+            return _powers(extent, (1, 4, 16)), 1
+        return ([1, extent] if extent <= FEW_OUTER_ELEMENTS else [1]), 1
+
+
 def _even(size: int, part: int) -> int:
+    """The size as a multiple of `part`, rounded down; the size itself where it is smaller."""
     return size // part * part or size
 
 

@@ -1,4 +1,4 @@
-"""A long group of one program that takes in equations -> its Schedule as one program again, at the price of what is new.
+"""Schedule of a long group of one program that takes in equations: one program again, priced by the new equations alone.
 
 A search walks the whole group several times. Doing so for each equation that joins is quadratic in
 the group's length, and groups of small arrays grow to thousands of equations: they are one program,
@@ -15,7 +15,7 @@ from pbkern.fuse.access.blocks import request, request_more
 from pbkern.fuse.access.rules import whole
 from pbkern.fuse.cost.model import CostModel
 
-from .block_search import Schedule, priced
+from .schedule import Schedule, priced
 
 # Equations of a group from which on it is grown: below, searches take less than a millisecond per
 # equation. Networks on arrays of real size have shorter groups.
@@ -34,7 +34,7 @@ def grows(eqns: Sequence, schedule: Schedule | None) -> bool:
 
 
 def in_front(eqns: Sequence, outputs: Sequence, schedule: Schedule) -> list | None:
-    """The equations that a group takes in, if they read nothing that it computes, and it makes for others what it did."""
+    """The equations that a group takes in; None where they read its values, or where its results so far change."""
     before, computed = schedule.requests.equations, schedule.requests.computed
     more = [eqn for eqn in eqns if id(eqn) not in before]
     known = {var for var, _ in schedule.outputs}

@@ -42,7 +42,7 @@ FEWEST_CHUNK_COLUMNS = 32
 EXPONENTIALS = ("exp", "exp2")
 
 _allowed: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "sums may be taken in runs", default=True
+    "sums may be taken in chunks", default=True
 )
 
 
@@ -51,7 +51,7 @@ def chunks_allowed(allowed: bool) -> AbstractContextManager:
     return during(_allowed, allowed)
 
 
-def runs_are_allowed() -> bool:
+def chunks_are_allowed() -> bool:
     return _allowed.get()
 
 
@@ -60,7 +60,8 @@ class Online:
     """Reductions in chunks.
 
     Attributes:
-      columns: number of reduced elements; `run` of them at a time.
+      columns: number of reduced elements.
+      chunk_columns: how many of them a chunk has.
       level: the equation of the maximum m = reduce_max(x); None: there is no first pass.
       function: "exp", or "exp2".
       sums: equations linear in exp(x - m), each with the dimension of x per dimension of its
@@ -74,7 +75,7 @@ class Online:
     """
 
     columns: int
-    run: int
+    chunk_columns: int
     level: jex.JaxprEqn | None
     function: str
     sums: tuple[tuple[jex.JaxprEqn, Places], ...]
@@ -105,8 +106,14 @@ class Online:
         return tuple(axis for axis in range(ndim) if axis not in reduced)
 
 
-def find(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | None:
-    """The reductions of a group, given in program order, that can be taken in chunks; None without a contraction."""
+def find_online(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | None:
+    """The reductions of a group that can be taken in chunks; None without a contraction.
+
+    Args:
+      eqns: the group's equations, in program order.
+      outputs: its results.
+      sizes: the target's.
+    """
     chunk, are_tiles = CHUNK_COLUMNS, False
     for eqn in eqns:
         if eqn.primitive.name == "dot_general" and are_matrices(eqn, sizes):
@@ -128,9 +135,8 @@ def find(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | None:
         if not sums or any(var in first for eqn in before for var in eqn.outvars):
             continue
         totals = [eqn for eqn in _totals(eqns, x).get(axis, ()) if eqn.outvars[0] not in first]
-        chunked = _complete(
-            eqns, outputs, x.aval.shape[axis], (level, linear.function, sums, before), totals, chunk
-        )
+        first_pass = _FirstPass(level, linear.function or "", sums, tuple(before))
+        chunked = _complete(eqns, outputs, x.aval.shape[axis], first_pass, totals, chunk)
         if chunked is not None:
             return chunked
     for root in eqns:
@@ -140,9 +146,9 @@ def find(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | None:
                 shape = root.outvars[0].aval.shape
                 columns = shape[axis]
                 beside = _beside(by_axis, axis, shape) if are_tiles else 1
-                chunked = columns >= 2 * chunk and _complete(
-                    eqns, outputs, columns, (None, "", (), ()), totals, chunk, beside
-                )
+                if columns < 2 * chunk:
+                    continue
+                chunked = _complete(eqns, outputs, columns, _FirstPass(), totals, chunk, beside)
                 if chunked and any(eqn.primitive.name in EXPONENTIALS for eqn in chunked.again):
                     return chunked
     return None
@@ -155,11 +161,40 @@ def _beside(sums: dict[int, list], axis: int, shape: Sequence[int]) -> int:
     return shape[next(iter(axes[0]))] if alike else 1
 
 
+@dataclass(frozen=True)
+class _FirstPass:
+    """The fields of Online that the first pass has; by default, there is none."""
+
+    level: jex.JaxprEqn | None = None
+    function: str = ""
+    sums: tuple[tuple[jex.JaxprEqn, Places], ...] = ()
+    before: tuple = ()
+
+
 def _complete(
-    eqns, outputs, columns: int, first_pass: tuple, totals, chunk: int, beside: int = 1
+    eqns: Sequence,
+    outputs: Sequence,
+    columns: int,
+    first_pass: _FirstPass,
+    totals: Sequence,
+    chunk: int,
+    beside: int = 1,
 ) -> Online | None:
-    """Adds the equations of the second pass, if any, and of the results. first_pass: (level, function, sums, before)."""
-    level, _, sums, before = first_pass
+    """Adds the equations of the second pass, if any, and of the results.
+
+    Args:
+      eqns: the group's equations.
+      outputs: its results.
+      columns: number of reduced elements.
+      first_pass: its equations.
+      totals: sums over the columns that a second pass may make; those that no result needs are dropped.
+      chunk: columns of a chunk, at most.
+      beside: as in Online.
+
+    Returns:
+      None where a pass has no contraction, or where a sum of the second pass needs another one.
+    """
+    level, sums, before = first_pass.level, first_pass.sums, first_pass.before
     first = {eqn.outvars[0] for eqn in (level, *(summed for summed, _ in sums)) if eqn is not None}
     needed = {var for eqn in leading_to(eqns, set(outputs), first) for var in eqn.outvars}
     totals = [total for total in totals if total.outvars[0] in needed]
@@ -172,23 +207,25 @@ def _complete(
     if not products or any(var in second for eqn in again for var in eqn.outvars):
         return None
     after = leading_to(eqns, set(outputs), first | second)
-    run = chunk if beside > 1 else _run_of(columns, totals, chunk)
     return Online(
-        columns,
-        run,
-        level,
-        first_pass[1],
-        sums,
-        tuple(before),
-        tuple(totals),
-        tuple(again),
-        tuple(after),
-        beside,
+        columns=columns,
+        chunk_columns=chunk if beside > 1 else _chunk_columns(columns, totals, chunk),
+        level=level,
+        function=first_pass.function,
+        sums=sums,
+        before=before,
+        totals=tuple(totals),
+        again=tuple(again),
+        after=tuple(after),
+        beside=beside,
     )
 
 
-def _run_of(columns: int, totals: Sequence, chunk: int) -> int:
-    """Columns of a chunk: fewer if sums go over other dimensions as well, such as the queries that share a key."""
+def _chunk_columns(columns: int, totals: Sequence, chunk: int) -> int:
+    """Columns of a chunk: fewer than `chunk` if sums go over other dimensions as well.
+
+    Such a dimension are the queries that share a key.
+    """
     over = [
         total.params["dimension_numbers"][0][0]
         if total.primitive.name == "dot_general"
@@ -221,11 +258,8 @@ def _totals(eqns: Sequence, root) -> dict[int, list]:
         if name in MOVING and places[0] is not None:
             at = moved(eqn, places[0])
         elif name in ELEMENTWISE and len({place for place in places if place}) == 1:
-            at = (
-                next(place for place in places if place)
-                if len(shape) == len(next(place for place in places if place))
-                else None
-            )
+            operand = next(place for place in places if place)
+            at = operand if len(operand) == len(shape) else None
         else:
             for axis in _summed_over(eqn, places):
                 totals.setdefault(axis, []).append(eqn)
@@ -253,7 +287,7 @@ def _summed_over(eqn, places: Sequence) -> list[int]:
 
 
 def _is_long(eqn, chunk: int) -> bool:
-    """Is the equation a maximum of floats over one dimension of several chunks?"""
+    """Whether an equation is a maximum of floats over one dimension of at least two chunks."""
     if (
         eqn.primitive.name != "reduce_max"
         or len(eqn.params["axes"]) != 1
@@ -268,7 +302,7 @@ def _is_long(eqn, chunk: int) -> bool:
 
 
 class _Linear:
-    """Follows x, its maximum and what is linear in exp(x - maximum) through a group, with their dimension maps.
+    """Follows x, its maximum and values linear in exp(x - maximum) through a group, with their dimension maps.
 
     Any other value that depends on the maximum, or on exponentials, is `other`: it changes from
     chunk to chunk. So is a select between exponentials and zero: in rows that are all -inf it
@@ -354,7 +388,7 @@ class _Linear:
         )
 
     def _fits(self, levels: Places, places: Places) -> bool:
-        """Does every element meet the maximum of its own row?"""
+        """Whether every element meets the maximum of its row."""
         shape = self.level.invars[0].aval.shape
         return len(levels) == len(places) and all(
             level == place or level is None or shape[level] == 1

@@ -1,4 +1,4 @@
-"""Online -> Blocks: the same at the blocks of one program, with what each chunk reads and computes."""
+"""OnlineBlocks: online reductions at the blocks of one program, with what each chunk reads and computes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ BESIDE_NUMBER = CHUNK_NUMBER + 1
 
 
 @dataclass(frozen=True)
-class ChunkRun:
-    """One chunk of a pass: what it reads and computes. Spans may count in CHUNK_NUMBER and BESIDE_NUMBER.
+class OnlineChunk:
+    """Reads and computations of one chunk. Spans may count in CHUNK_NUMBER and BESIDE_NUMBER.
 
     Attributes:
       requests: of the equations that the reductions' operands need.
@@ -43,11 +43,17 @@ class ChunkRun:
 
 @dataclass(frozen=True)
 class ChunkPass:
-    """`count` full chunks, and a shorter last one, if any."""
+    """One walk over all columns, chunk by chunk.
 
-    full: ChunkRun
+    Attributes:
+      full: a chunk of Online.chunk_columns.
+      count: how many there are of these.
+      rest: the last chunk, of fewer columns; None where none is left over.
+    """
+
+    full: OnlineChunk
     count: int
-    rest: ChunkRun | None
+    rest: OnlineChunk | None
 
     @property
     def results(self) -> list[Access]:
@@ -56,8 +62,15 @@ class ChunkPass:
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """An Online at the blocks of one program; `after`: requests of what follows the passes."""
+class OnlineBlocks:
+    """Online reductions at the blocks of one program.
+
+    Attributes:
+      online: the reductions.
+      first: the pass that makes the maximum and its sums; None where there is none.
+      second: the pass that makes the totals; None where there is none.
+      after: requests of the equations that follow the passes.
+    """
 
     online: Online
     first: ChunkPass | None
@@ -80,7 +93,7 @@ class Blocks:
         )
         return dict.fromkeys(
             (value for value, access in read if access and moves(access)),
-            self.online.run / (self.online.columns * self.online.beside),
+            self.online.chunk_columns / (self.online.columns * self.online.beside),
         )
 
     def repeated(self) -> set:
@@ -95,17 +108,17 @@ class Blocks:
 
 
 def moves(access: Access) -> bool:
-    """Does a block move with the chunks?"""
+    """Whether another chunk has another block."""
     return any(is_of_chunk(span) for span in access)
 
 
 def is_of_chunk(span: Span) -> bool:
-    """Is it another part of a dimension in every chunk?"""
+    """Whether a span is another part of a dimension in every chunk."""
     return CHUNK_NUMBER in span.start.symbols or BESIDE_NUMBER in span.start.symbols
 
 
-def at(online: Online, outputs: Sequence[tuple[jex.Var, Access]]) -> Blocks | None:
-    """The chunks of a program that makes these blocks; None if they do not suit."""
+def online_blocks(online: Online, outputs: Sequence[tuple[jex.Var, Access]]) -> OnlineBlocks | None:
+    """The chunks of a program that makes these blocks of the results; None if chunks cannot make them."""
     try:
         after = request(online.after, outputs)
         asked = [after]
@@ -129,17 +142,17 @@ def at(online: Online, outputs: Sequence[tuple[jex.Var, Access]]) -> Blocks | No
         return None
     left = _summed(online.after)
     if any(
-        id(step.eqn) in left and _has_rows(step.out, online.run)
+        id(step.eqn) in left and _has_rows(step.out, online.chunk_columns)
         for chunk_pass in (first, second)
         if chunk_pass
         for step in chunk_pass.full.requests.steps
     ):
         return None
-    return Blocks(online, first, second, after)
+    return OnlineBlocks(online, first, second, after)
 
 
 def _summed(eqns: Sequence) -> set[int]:
-    """ids of reductions, of products, and of what depends on one: other equations may be computed in chunks and again."""
+    """ids of reductions, of contractions, and of equations that depend on one. Others may be computed chunk by chunk."""
     ids: set[int] = set()
     values: set = set()
     for eqn in eqns:
@@ -151,7 +164,7 @@ def _summed(eqns: Sequence) -> set[int]:
     return ids
 
 
-def overflow(blocks: Blocks, most_words: int, most_bytes: int) -> bool:
+def overflow(blocks: OnlineBlocks, most_words: int, most_bytes: int) -> bool:
     """Whether a chunk needs more words than registers hold, or its operands more bytes than memory beside a core has."""
     passes = [chunk_pass for chunk_pass in (blocks.first, blocks.second) if chunk_pass is not None]
     return any(
@@ -194,7 +207,7 @@ def _operand_bytes(chunk_pass: ChunkPass) -> int:
 
 
 def _has_rows(access: Access, columns: int) -> bool:
-    """Is a chunk's block more than a vector along its columns, such as their positions? Results need no such value."""
+    """Whether a chunk's block is more than a vector along its columns. Results need vectors alone, such as positions."""
     return moves(access) and volume(access) > columns
 
 
@@ -205,7 +218,7 @@ def _only(asked: Sequence[BlockRequests], var) -> Access | None:
     """
     hulls = list(dict.fromkeys(hull for requests in asked for hull in requests.hulls.get(var, ())))
     if len(hulls) > 1:
-        raise Unfusable("a reduction in runs is needed at several places")
+        raise Unfusable("a reduction in chunks is needed at several places")
     return hulls[0] if hulls else None
 
 
@@ -222,18 +235,18 @@ def _pass(
         return None
     needed = [access for access in blocks if access is not None]
     if len(needed) < len(blocks):
-        raise Unfusable("a reduction in runs is not needed")
-    count, rest = divmod(online.columns, online.run)
+        raise Unfusable("a reduction in chunks is not needed")
+    count, rest = divmod(online.columns, online.chunk_columns)
 
-    def chunk(columns: Span) -> ChunkRun:
-        return _run(online, sums, eqns, needed, columns, level, of_level)
+    def chunk(columns: Span) -> OnlineChunk:
+        return _chunk(online, sums, eqns, needed, columns, level, of_level)
 
-    full = chunk(Span(Affine.symbol(CHUNK_NUMBER, online.run), online.run))
-    last = chunk(Span(Affine((), count * online.run), rest)) if rest else None
+    full = chunk(Span(Affine.symbol(CHUNK_NUMBER, online.chunk_columns), online.chunk_columns))
+    last = chunk(Span(Affine((), count * online.chunk_columns), rest)) if rest else None
     return ChunkPass(full, count, last)
 
 
-def _run(
+def _chunk(
     online: Online,
     sums: Sequence,
     eqns: Sequence,
@@ -241,7 +254,7 @@ def _run(
     columns: Span,
     level,
     of_level: Access | None,
-) -> ChunkRun:
+) -> OnlineChunk:
     """Reads and computations of one chunk."""
     products = [
         _narrowed(sum_, access, columns, online.columns, online.beside)
@@ -257,7 +270,7 @@ def _run(
     if level is not None:
         inner = _only([requests], level.outvars[0])
         if inner is None or of_level not in (None, inner):
-            raise Unfusable("a maximum in runs is needed at several places")
+            raise Unfusable("a maximum in chunks is needed at several places")
         products.insert(0, _narrowed(level, inner, columns, online.columns))
         requests = request(eqns, [*wanted, (level.invars[0], products[0].pull.inputs[0])])
         _only([requests], level.outvars[0])
@@ -268,7 +281,7 @@ def _run(
         if source not in computed
         for hull in hulls
     ]  # also by the reductions themselves
-    return ChunkRun(replace(requests, inputs=read), tuple(products))
+    return OnlineChunk(replace(requests, inputs=read), tuple(products))
 
 
 def _narrowed(eqn, out: Access, columns: Span, total: int, beside: int = 1) -> Step:
@@ -279,12 +292,12 @@ def _narrowed(eqn, out: Access, columns: Span, total: int, beside: int = 1) -> S
     step = step_of(eqn, out)
     pulled = step.pull
     if pulled.compute is not None or step.out != out:
-        raise Unfusable("a reduction in runs would be computed otherwise")
+        raise Unfusable("a reduction in chunks would be computed otherwise")
     name, params = eqn.primitive.name, eqn.params
     over = params["dimension_numbers"][0] if name == "dot_general" else (params["axes"],)
     extents = [eqn.invars[0].aval.shape[dim] for dim in over[0]]
     if total not in extents:
-        raise Unfusable("a reduction in runs is over other dimensions")
+        raise Unfusable("a reduction in chunks is over other dimensions")
     long = extents.index(total)
     places = {long: columns}
     if beside > 1:
@@ -293,7 +306,7 @@ def _narrowed(eqn, out: Access, columns: Span, total: int, beside: int = 1) -> S
     inputs = []
     for dims, access, var in zip(over, pulled.inputs, eqn.invars):
         if not all(is_whole(access[dim], var.aval.shape[dim]) for dim in dims):
-            raise Unfusable("a reduction in runs is in parts")
+            raise Unfusable("a reduction in chunks is in parts")
         narrow = {dims[n]: span for n, span in places.items()}
         inputs.append(tuple(narrow.get(axis, span) for axis, span in enumerate(access)))
     return Step(eqn, out, Pull(tuple(inputs), pulled.params))
@@ -307,4 +320,4 @@ def _check_aligned(level: Access, of_level: Places, access: Access, places: Plac
         for place, span in zip(places, access)
     )
     if not alike or not all(place in places or spans[place].size == 1 for place in of_level):
-        raise Unfusable("sums in runs have other blocks than their maximum")
+        raise Unfusable("sums in chunks have other blocks than their maximum")

@@ -23,9 +23,10 @@ from pbkern.fuse.access.blocks import LaterRequests, Unfusable
 from pbkern.fuse.access.rules import Access, NeedsWhole
 from pbkern.fuse.cost.model import Cost, CostModel
 
-from .block_search import Schedule, root_first, schedule_at, schedule_more, search, tall_blocks
+from .block_search import root_first, search, tall_blocks
 from .one_program import grown, in_front
-from .online_analysis import runs_are_allowed
+from .online_analysis import chunks_are_allowed
+from .schedule import Schedule, schedule_at, schedule_more
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,12 @@ class _BlocksInChunks:
 
 @dataclass
 class _Searches:
-    """Memo of one plan. `kinds`: what an equation does -> its number; `kind_of`: id -> (equation, its number)."""
+    """Memo of one plan.
+
+    Attributes:
+      kinds: content of an equation -> its number.
+      kind_of: id of an equation -> (equation, its number).
+    """
 
     kinds: dict = field(default_factory=dict)
     kind_of: dict = field(default_factory=dict)
@@ -188,7 +194,7 @@ def _once(
     searches = _current.get()
     if searches is None:
         return look()
-    key = (*what, runs_are_allowed(), *searches.key(eqns, outputs))
+    key = (*what, chunks_are_allowed(), *searches.key(eqns, outputs))
     if key not in searches.results:
         try:
             result = look()

@@ -201,7 +201,7 @@ class Wavefront:
 
     @cached_property
     def wraps(self) -> bool:
-        """Are the rows before the first one the last ones?"""
+        """Whether the rows before the first one are the last ones."""
         return self.axis(self.carries[0]) in self.periodic[self.counts[0]]
 
     @cached_property
@@ -378,7 +378,7 @@ def _as_short(wave: Wavefront | None, other: Wavefront) -> bool:
 def _all_have_rows(
     body: jex.Jaxpr, counts: tuple[int, int], periodic: Sequence[set], along: int
 ) -> bool:
-    """Do all carries have rows along the front, and all wrap around, or none?"""
+    """Whether all carries have rows along the front, and either all or none of them wrap around."""
     carries = [array_aval(var) for var in body.invars[counts[0] : sum(counts)]]
     if (
         not carries
@@ -396,7 +396,7 @@ def _all_have_rows(
 
 
 def _is_wavefront(wave: Wavefront, reads: Reads) -> bool:
-    """Are carries read by rows, and other operands by rows or at one place?"""
+    """Whether carries are read by rows, and other operands by rows or at one place."""
     for k, var in enumerate(wave.body.jaxpr.invars):
         carried = wave.counts[0] <= k < sum(wave.counts)
         for hull in reads.hulls(var):

@@ -27,9 +27,15 @@ from .windows_as_slices import WINDOWS
 
 
 def obstacle(body: jex.ClosedJaxpr, counts: tuple[int, int], limits: TimeTilingLimits) -> str:
-    """The operation, its line and what is wrong with it; "" where nothing is, or the loop is no stencil's.
+    """Names the operation that keeps steps of a stencil's loop apart, with its line and the reason.
 
-    `body`: (*consts, *carries, *elements of xs) -> (*carries, *values). `counts`: numbers of consts and carries.
+    Args:
+      body: (*consts, *carries, *elements of xs) -> (*carries, *values).
+      counts: numbers of consts and carries.
+      limits: the pass's.
+
+    Returns:
+      "" where steps can share a kernel, and for loops that are no stencil's.
     """
     body = with_periodic_halos(body)
     jaxpr = body.jaxpr
@@ -107,7 +113,7 @@ def _overlap(box: Sequence[tuple], other: Sequence[tuple]) -> bool:
 
 
 def _asks(reads: Reads, changing: set) -> Iterator[tuple[jex.JaxprEqn, Access]]:
-    """(equation, block) of what is asked of values that change, from the results on."""
+    """(reader, block) of each read of a changing value, from the results backwards."""
     for step in reversed(reads.requests.steps):
         for var, access, _ in step.asks:
             if var in changing and access:

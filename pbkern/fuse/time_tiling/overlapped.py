@@ -27,7 +27,8 @@ from pbkern.fuse.cost.kinds import nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Inner, Node, Partition, order
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.tiling.block_search import Schedule, search
+from pbkern.fuse.tiling.block_search import search
+from pbkern.fuse.tiling.schedule import Schedule
 from pbkern.fuse.tiling.time_skewing import ALONG, StoredRows, Wavefront, price, wavefronts
 
 from .limits import TimeTilingLimits
@@ -50,7 +51,7 @@ class TimeBlocks:
 
 
 def is_stencil(parts: Partition, body: jex.Jaxpr, carries: int, limits: TimeTilingLimits) -> bool:
-    """Is it groups, and do cheap equations with small halos make the `carries`, arrays among them?"""
+    """Whether a body has groups only, and cheap equations with small halos make its `carries`, one of which is an array."""
     results = [var for var in body.outvars[:carries] if not isinstance(var, jex.Literal)]
     local = all(is_local(eqn, limits) for eqn in leading_to(body.eqns, results))
     kinds = {node.kind for node in parts.nodes}

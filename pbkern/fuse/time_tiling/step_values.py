@@ -1,4 +1,4 @@
-"""Values per step of a stencil's loop -> what a wavefront stores of each step, and what follows from that.
+"""Values per step of a stencil's loop: those that a wavefront stores for each step, and those that it derives from them.
 
     u = step(u)                          u = step(u)
     ys[k] = sqrt(sum(u * u))     ->      stored[k] = sums of the rows of u * u
@@ -54,7 +54,7 @@ class _Rows:
         return len(shape) >= self.along and shape[-self.along] == self.extent
 
     def reduces_each(self, eqn) -> bool:
-        """Does each row give a result of its own?"""
+        """Whether each row gives one row of the result."""
         return (
             eqn.primitive.name in REDUCERS
             and self.has_rows(eqn.invars[0])

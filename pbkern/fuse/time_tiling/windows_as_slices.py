@@ -17,7 +17,7 @@ WINDOWS = {"reduce_window_sum": lax.add, "reduce_window_max": lax.max, "reduce_w
 
 
 def is_window(eqn, limits: TimeTilingLimits) -> bool:
-    """Does each result depend on elements of one operand around it, with or without weights?"""
+    """Whether each element of the result depends on the elements of one operand around it, with or without weights."""
     return eqn.primitive.name in WINDOWS or (
         eqn.primitive.name == "conv_general_dilated" and _keeps_channels_apart(eqn, limits)
     )

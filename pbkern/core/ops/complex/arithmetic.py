@@ -88,7 +88,7 @@ def choose(which: Part, x: Part, y: Part) -> Part:
 
 
 def is_negative(x: Part) -> Part:
-    """Is the sign bit set, also of a zero?"""
+    """Whether the sign bit is set, also of a zero."""
     integer = np.dtype(f"int{8 * x.dtype.itemsize}")
     return lax.bitcast_convert_type(x, integer) < np.zeros((), integer)
 

@@ -1,9 +1,9 @@
 """Ref + transforms (index, reshape, transpose, bitcast) -> loads and stores with one index per dimension.
 
 Indices and transposes compose into the access itself, and where they can, indices move to before a
-reshape or bitcast (reorder_transforms.py). From the first transform that does not compose the view
-is a value: a load applies the rest to what it read, a store reads, replaces and writes back what
-the access takes.
+reshape or bitcast (reorder_transforms.py). The first transform that does not compose, and all
+behind it, act on values: a load applies them to the elements that it read; a store loads the
+elements of the access, replaces the part that the transforms select, and stores all of them.
 """
 
 from __future__ import annotations
@@ -48,16 +48,20 @@ from .value_transforms import apply_all, dtype_after, has_arrays, replaced, stay
 
 @dataclass(frozen=True)
 class IndexedRef:
-    """`ref[indices]`, its dimensions in the order `perm`, then `rest` applied to the value.
+    """A view of a Ref: `ref[indices]`, transposed, then transforms of the value.
 
-    `dtype` is what the body takes the Ref's elements for; those of int4 and its like are held in a
-    byte each.
+    Attributes:
+      ref: the Ref.
+      dtype: type of the elements in the body; in memory, int4 and narrower types have a byte each.
+      indices: one per dimension of the Ref.
+      perm: order of the access's dimensions; None: as the access gives them.
+      rest: transforms of the value.
     """
 
     ref: object
     dtype: np.dtype
     indices: tuple[Index, ...]
-    perm: tuple[int, ...] | None  # None: as the access gives them
+    perm: tuple[int, ...] | None
     rest: tuple
 
     @property
@@ -70,7 +74,7 @@ class IndexedRef:
 
     @property
     def stays(self) -> bool:
-        """Whether no part of it can be outside the Ref, or outside of what a transform is taken of."""
+        """Whether no part of it can be outside of the Ref, or outside of a transform's operand."""
         return all(map(stays, self.indices, self.ref_shape)) and all(map(stays_inside, self.rest))
 
     @property
@@ -82,7 +86,7 @@ class IndexedRef:
         return apply_all(self._out(value), self.dtype, self.rest)
 
     def swap(self, value, want_old: bool):
-        """Stores a value; the old one if it is wanted."""
+        """Stores a value. Returns the old one if `want_old`, else None."""
         if any(map(has_arrays, self.rest)):
             old = self.load() if want_old else None
             self._gathered().swap(value, want_old=False)
@@ -119,9 +123,9 @@ class IndexedRef:
             )
 
     def masked_load(self, mask, other):
-        """Returns what the mask chooses, else `other`.
+        """Elements where the mask is true, `other` elsewhere.
 
-        Slices stay where they are: what is outside is anything.
+        Slices are not shifted inside: elements outside of the Ref have any value.
         """
         other = in_body(other)
         if self.rest:
@@ -137,7 +141,7 @@ class IndexedRef:
         return self._out(value)
 
     def masked_store(self, value, mask) -> None:
-        """Stores what the mask chooses and is inside."""
+        """Stores elements where the mask is true that are inside the Ref."""
         if any(map(has_arrays, self.rest)):
             at, inside = self._gathered_inside()
             at.masked_store(value, jnp.broadcast_to(mask, value.shape) & inside)
@@ -164,16 +168,16 @@ class IndexedRef:
             )
 
     def _whole(self):
-        """The head's elements, those that are inside where they are."""
+        """Elements of the view without transforms of values; slices are not shifted inside."""
         head = self._head()
         if head.stays:
             return head.load()
         return head.masked_load(np.bool_(True), np.zeros((), jax.eval_shape(head.load).dtype))
 
     def update(self, combine, values: Sequence, mask):
-        """elements = combine(elements, *values), one after the other where an array index may name one twice.
+        """elements = combine(elements, *values). Returns the old elements.
 
-        Returns what was there.
+        Where an array index may name an element twice, updates happen one after the other.
         """
         if any(isinstance(index, GatheredIndex) for index in self.indices) or any(
             map(has_arrays, self.rest)
@@ -221,7 +225,7 @@ class IndexedRef:
         return self._places(fixed=False)[0]
 
     def _gathered_inside(self) -> tuple[IndexedRef, jax.Array]:
-        """Returns such a view with slices that stay where they are, and which elements are inside."""
+        """Returns such a view with slices that are not shifted inside, and whether each element is inside."""
         return self._places(fixed=True)
 
     def _places(self, fixed: bool) -> tuple[IndexedRef, jax.Array]:
@@ -276,7 +280,7 @@ class IndexedRef:
         return tuple(sizes if self.perm is None else (sizes[axis] for axis in self.perm))
 
     def _out(self, value):
-        """Converts elements read to what the body sees."""
+        """Converts elements that are read to the body's type."""
         value = (
             decode(value, self.dtype)
             if is_narrow_float(self.dtype)
@@ -285,7 +289,7 @@ class IndexedRef:
         return value if self.perm is None else lax.transpose(value, self.perm)
 
     def _back(self, value):
-        """Converts a value of the body to what the Ref holds."""
+        """Converts a value of the body to the Ref's type."""
         held = _jax.ref_type(jax.typeof(self.ref))[1]
         if is_narrow_float(self.dtype) and value.dtype != np.uint8 and value.dtype != bool:
             value = encode(lax.convert_element_type(value, np.float32), self.dtype)

@@ -13,7 +13,7 @@ from pbkern.frontends.stablehlo.table import RULES, rule
 
 @rule("stablehlo.while")
 def while_(op: HloOperation, *given):
-    """Imports a loop; what it hands on as it got it is no carry; one that counts runs a known number of times."""
+    """Imports a loop. Values that it hands on unchanged are no carries, and a counting loop has a known number of steps."""
     body, test = op.block(1), op.block(0)
     last = [operation.operation for operation in body.operations][-1]
     changing = [k for k, operand in enumerate(last.operands) if operand != body.arguments[k]]
@@ -62,7 +62,7 @@ def call(op: HloOperation, *operands):
 
 @rule("stablehlo.composite")
 def composite(op: HloOperation, *operands):
-    """An operation of CHLO under its name, or what it is made of."""
+    """An operation of CHLO by the rule of its name, or else by its decomposition."""
     name = ir.StringAttr(op.attribute("name")).value
     attributes = op.attribute("composite_attributes")
     if (

@@ -107,7 +107,7 @@ def _places_along(op: HloOperation, dim: int) -> bool:
 
 
 def _starts_low(op: HloOperation, starts) -> bool:
-    """Whether a search for an extreme starts at what any element beats."""
+    """Whether a search for an extreme starts at a value that every element beats."""
     best = extreme(op.block(0))
     return best is not None and starts_at_identity(
         "maximum" if best == "argmax" else "minimum", starts[0]

@@ -60,7 +60,7 @@ def arange(call, *bounds, **_):
 
 @op("aten::linspace")
 def linspace(call, start, end, steps, **_):
-    """From both ends to the middle; steps between integers are float64, and what they reach is cut.
+    """From both ends to the middle; steps between integers are float64, and the sums are truncated.
 
     With 16-bit floats all of it is rounded to that type, as in eager Torch.
     """

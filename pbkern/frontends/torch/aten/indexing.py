@@ -77,7 +77,7 @@ def _along(call, x, dim, index) -> tuple:
 
 @op("aten::scatter", "aten::scatter_reduce", "aten::scatter_add")
 def scatter(call, x, dim, index, values, reduce=None, include_self=True):
-    """Without include_self, places that `index` names begin at what changes nothing; a mean is a sum over a count."""
+    """Without include_self, places that `index` names begin at the reduction's identity; a mean is a sum over a count."""
     name = {"add": "sum", "multiply": "prod"}.get(reduce, reduce)
     name = name or ("sum" if call.name == "aten::scatter_add" else "set")
     x = _addable(x) if name != "set" else x
@@ -107,7 +107,7 @@ def _addable(x):
 
 
 def _unit(name: str, dtype):
-    """Returns what a reduction leaves as it is."""
+    """The identity of a reduction."""
     if name in ("sum", "mean"):
         return 0
     if name == "prod":

@@ -73,7 +73,7 @@ def op(*names: str):
 
 
 def name_of(target: Any) -> str | None:
-    """An operator's name without its overload; None for what is no operator."""
+    """An operator's name without its overload; None for other objects."""
     return target._schema.name if isinstance(target, torch._ops.OpOverload) else None
 
 
@@ -208,7 +208,7 @@ def _wrapped(x: Any, dtype: np.dtype) -> Any:
 
 
 def _cut(x: Any, dtype: Any) -> Any:
-    """Floats rounded to zero; the least integer for what this type does not hold, and for NaN."""
+    """Floats rounded towards zero; the least integer for numbers that the type cannot represent, and for NaN."""
     low = float(np.iinfo(dtype).min)
     # NaN fails both tests; the upper limit is a float, the largest integer may not be one.
     return jnp.where((x >= low) & (x < -low), x, np.asarray(low, x.dtype)).astype(dtype)

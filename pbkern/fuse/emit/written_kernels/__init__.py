@@ -1,1 +1,1 @@
-"""Kernels that people wrote, with what stands before and behind them computed on their blocks."""
+"""Kernels that people wrote, with their producers and consumers computed on their blocks."""

@@ -37,9 +37,9 @@ from .stand_ins import StandIn, accesses, ref_of, trace_with
 
 
 def access_of_result(eqn, known: Mapping[jex.Var, Access]) -> Access | None:
-    """The block of an equation's result that follows from `known` blocks of operands; None where none does.
+    """The block of an equation's result that can be computed from `known` blocks of its operands; None where there is none.
 
-    The inverse of access rules, for operations whose blocks correspond.
+    This inverts access rules, for operations that compute each block of their result from one block of each operand.
     """
     (var,) = eqn.outvars if len(eqn.outvars) == 1 else (None,)
     operands: list = [atom for atom in atoms(eqn) if atom in known]
@@ -73,7 +73,7 @@ def access_of_result(eqn, known: Mapping[jex.Var, Access]) -> Access | None:
 
 
 def _reshaped(access: Access, shape: tuple[int, ...], aval) -> Access | None:
-    """The block of an array in another shape: what the reshape back would read."""
+    """The block of a reshaped array: the one that the inverse reshape would read for `access`."""
     if aval.shape == shape:
         return access
     (back,) = jax.make_jaxpr(lambda x: lax.reshape(x, shape))(aval).jaxpr.eqns
@@ -121,11 +121,11 @@ class AppliedOutput:
     """Equations that are applied to a result.
 
     Attributes:
-      number: which result.
-      var: its variable.
+      number: its place among the kernel's results.
+      var: its value in the function.
       places: its blocks.
-      stored: values to store, with their blocks; `var` among them where others read it.
-      requests: the equations at these blocks.
+      stored: values to store in place of it, with their blocks; `var` among them where others read it.
+      requests: what the equations read and compute for these blocks.
     """
 
     number: int
@@ -147,7 +147,18 @@ def applied_output(
     stored: Sequence[jex.Var],
     known: Mapping[jex.Var, Access],
 ) -> AppliedOutput:
-    """Raises Refused where the equations need more of the result than the block of one program."""
+    """The equations `eqns`, requested at the blocks of a kernel's result.
+
+    Args:
+      call: the kernel's call.
+      number: of the result.
+      eqns: equations that read the result, in program order.
+      stored: values that the kernel stores with them.
+      known: block of each value that follows from the result's (`access_of_result`).
+
+    Raises:
+      Refused: the equations need more of the result than the block of one program.
+    """
     var, places = call.results[number], BlockPlaces.of(call.kernel, call.kernel.outputs[number])
     wanted = tuple((value, known[value]) for value in stored)
     try:
@@ -160,18 +171,9 @@ def applied_output(
 
 
 def with_applied_output(call: KernelCall, applied: AppliedOutput) -> KernelCall:
-    """The call of a kernel that applies the equations before it stores."""
+    """The call of a kernel that applies the equations before it stores. Raises Refused."""
     kernel, number, places = call.kernel, applied.number, applied.places
-    operands, aliased = Operands(), dict(kernel.aliases)
-    for atom, mapping in zip(call.operands, kernel.inputs):
-        operands.add(atom, mapping, is_shared=True)
-    extras = {}
-    for var, access in applied.extras:
-        mapping = places.mapping_of(var, access, f"input {len(operands.atoms)}")
-        position = operands.add(var, mapping)
-        if position in aliased:
-            position = operands.add(var, mapping, is_shared=True)
-        extras[var, access] = position
+    operands, extras = _operands(call, applied)
     replacing = [
         places.mapping if var is applied.var else places.mapping_of(var, access, f"output {n}")
         for n, (var, access) in enumerate(applied.stored, number)
@@ -182,78 +184,127 @@ def with_applied_output(call: KernelCall, applied: AppliedOutput) -> KernelCall:
         *(var for var, _ in applied.stored),
         *call.results[number + 1 :],
     )
-    at_stores, buffer = _where(call, applied, replacing)
+    holder = _holder(call, applied, replacing)
     scratch = kernel.scratch
-    if not at_stores and buffer is None:
+    if holder == IN_SCRATCH:
         block = places.mapping.ref_shape
         scratch = (*scratch, Scratch(block, places.mapping.array.dtype, scoped=True))
-    num_inputs, last = len(operands.atoms), len(replacing)
-
-    def run(*refs):
-        given, rest = refs[:num_inputs], refs[num_inputs:]
-        targets = rest[number : number + last]
-
-        def apply(value) -> None:
-            blocks = {
-                block: full_block(refs[n][...], operands.mappings[n]) for block, n in extras.items()
-            }
-            blocks[applied.var, places.access] = full_block(value, places.mapping)
-            get = run_steps(applied.requests, blocks, places.context(refs))
-            computed = [
-                value if var is applied.var else ref_block(get(var, access), mapping)
-                for (var, access), mapping in zip(applied.stored, replacing)
-            ]
-            for target, block in zip(targets, computed):
-                target[...] = block
-
-        before, after = rest[:number], rest[number + last :]
-        if at_stores:
-            inside = lambda axis: places.inside(refs, (*operands.mappings, *outputs), axis)
-            stand_in = StandIn(places.mapping.ref_shape, stored=apply, inside=inside)
-            trace_with(kernel, [*given[: len(kernel.inputs)], *before, stand_in, *after])
-            return
-        memory = rest[-1] if buffer is None else targets[buffer]
-        after = after[: len(after) - (buffer is None)]
-        trace_with(kernel, [*given[: len(kernel.inputs)], *before, memory, *after])
-        dims = revisiting(call, number)
-        is_last = (grid.program_id(dim) == grid.num_programs(dim) - 1 for dim in dims)
-        complete = functools.reduce(operator.and_, is_last, np.bool_(True))
-        grid.when(complete)(lambda: apply(memory[...]))
-
+    num_extras, num_further = len(operands.atoms) - len(kernel.inputs), len(replacing) - 1
     changed = assembled(
         kernel,
         operands.mappings,
         outputs,
         scratch,
-        run,
+        _AppliedBody(call, applied, operands.mappings, extras, outputs, holder),
         aliases=tuple(
-            (operand, result + (last - 1) * (result > number)) for operand, result in kernel.aliases
+            (operand, result + num_further * (result > number))
+            for operand, result in kernel.aliases
         ),
         compiler_params=with_input_fusion(
-            kernel.compiler_params,
-            [*input_fusion(kernel), *[True] * (num_inputs - len(kernel.inputs))],
+            kernel.compiler_params, [*input_fusion(kernel), *[True] * num_extras]
         ),
     )
     return KernelCall(changed, tuple(operands.atoms), results, call.eqn)
 
 
-def _where(
-    call: KernelCall, applied: AppliedOutput, replacing: Sequence[BlockMapping]
-) -> tuple[bool, int | None]:
-    """(whether the equations are applied where the body stores, which new result holds a block until it is complete).
+def _operands(
+    call: KernelCall, applied: AppliedOutput
+) -> tuple[Operands, dict[tuple[jex.Var, Access], int]]:
+    """(operands of the call and what the equations read beside, each block that they read -> number of its operand)."""
+    operands, aliased = Operands(), dict(call.kernel.aliases)
+    for atom, mapping in zip(call.operands, call.kernel.inputs):
+        operands.add(atom, mapping, is_shared=True)
+    extras = {}
+    for var, access in applied.extras:
+        mapping = applied.places.mapping_of(var, access, f"input {len(operands.atoms)}")
+        position = operands.add(var, mapping)
+        if position in aliased:
+            position = operands.add(var, mapping, is_shared=True)
+        extras[var, access] = position
+    return operands, extras
 
-    None for the second: scratch. Raises Refused.
+
+# Holders of a block until it is complete (`_holder`), beside the new results, which have numbers.
+AT_STORES = "applied where the body stores"
+IN_SCRATCH = "in scratch"
+
+
+@dataclass(frozen=True, eq=False)
+class _AppliedBody:
+    """The body of a kernel with equations applied to one of its results, as a function of Refs.
+
+    Attributes:
+      call: the call without the equations.
+      applied: the equations.
+      inputs, outputs: blocks of the operands and results with them; the results that replace number
+        `applied.number` are as many as `applied.stored`.
+      extras: each block that the equations read -> number of its operand.
+      holder: as `_holder` gives it.
+    """
+
+    call: KernelCall
+    applied: AppliedOutput
+    inputs: Sequence[BlockMapping]
+    extras: Mapping[tuple[jex.Var, Access], int]
+    outputs: Sequence[BlockMapping]
+    holder: str | int
+
+    def __call__(self, *refs) -> None:
+        kernel, number = self.call.kernel, self.applied.number
+        places = self.applied.places
+        num_inputs, end = len(self.inputs), number + len(self.applied.stored)
+        given, rest = refs[: len(kernel.inputs)], refs[num_inputs:]
+        before, targets, after = rest[:number], rest[number:end], list(rest[end:])
+        if self.holder == AT_STORES:
+            stand_in = StandIn(
+                places.mapping.ref_shape,
+                stored=lambda value: self._apply(value, refs, targets),
+                inside=lambda axis: places.inside(refs, (*self.inputs, *self.outputs), axis),
+            )
+            trace_with(kernel, [*given, *before, stand_in, *after])
+            return
+        memory = targets[self.holder] if isinstance(self.holder, int) else after.pop()
+        trace_with(kernel, [*given, *before, memory, *after])
+        is_last = (
+            grid.program_id(dim) == grid.num_programs(dim) - 1
+            for dim in revisiting(self.call, number)
+        )
+        complete = functools.reduce(operator.and_, is_last, np.bool_(True))
+        grid.when(complete)(lambda: self._apply(memory[...], refs, targets))
+
+    def _apply(self, value, refs: Sequence, targets: Sequence) -> None:
+        """Computes the equations on one block of the result, and stores what they give."""
+        applied, number = self.applied, self.applied.number
+        blocks = {
+            block: full_block(refs[n][...], self.inputs[n]) for block, n in self.extras.items()
+        }
+        blocks[applied.var, applied.places.access] = full_block(value, applied.places.mapping)
+        get = run_steps(applied.requests, blocks, applied.places.context(refs))
+        computed = [
+            value if var is applied.var else ref_block(get(var, access), mapping)
+            for (var, access), mapping in zip(applied.stored, self.outputs[number:])
+        ]
+        for target, block in zip(targets, computed):
+            target[...] = block
+
+
+def _holder(
+    call: KernelCall, applied: AppliedOutput, replacing: Sequence[BlockMapping]
+) -> str | int:
+    """The holder of a block until the equations are applied to it.
+
+    AT_STORES: each store has all of it. Otherwise IN_SCRATCH, or the number of a result among `replacing` whose blocks have
+    its type. Raises Refused.
     """
     kernel, number, places = call.kernel, applied.number, applied.places
     ref = ref_of(kernel, len(kernel.inputs) + number)
     body_accesses, again = list(accesses(kernel.body.jaxpr, ref)), revisiting(call, number)
-    if all(one.is_whole_store for one in body_accesses) and (
-        not again or all(one.guarded for one in body_accesses)
-    ):
-        return True, None
+    are_whole = all(access.is_whole_store for access in body_accesses)
+    if are_whole and (not again or all(access.guarded for access in body_accesses)):
+        return AT_STORES
     for position, (_, access) in enumerate(applied.stored):
         if access == places.access and replacing[position].array == places.mapping.array:
-            return False, position
+            return position
     if again:
         raise Refused("several programs complete a block, and no result of its type can hold it")
-    return False, None
+    return IN_SCRATCH

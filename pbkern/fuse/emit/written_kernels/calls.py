@@ -52,7 +52,7 @@ class KernelCall:
 
 
 def check_reports(kernel: Kernel) -> None:
-    """Raises Refused for a kernel that reports what happens in it: reports name it, and its own operands."""
+    """Raises Refused for a kernel with checks, prints or breakpoints: their texts name the kernel and its operands."""
     for eqn in equations(kernel.body.jaxpr):
         if eqn.primitive.name in REPORTS:
             raise Refused(f"the body of kernel `{kernel.name}` has checks, prints or breakpoints")

@@ -55,7 +55,7 @@ BEHIND = {*ELEMENTWISE, *SINGLE_PASS, "broadcast_in_dim", "transpose", "reshape"
 
 @dataclass(frozen=True)
 class FuseNeighbours:
-    """Rewrites calls of hand-written kernels and what is beside them."""
+    """Rewrites calls of hand-written kernels together with their producers and consumers."""
 
     most_equations: int = threshold(
         96,
@@ -148,7 +148,7 @@ class _Neighbours:
         return [item for item in self.users.get(var, ()) if id(item) not in ids]
 
     def readers_of_elements(self, var, inside: Iterable) -> list:
-        """Readers of a value, or of what only gives it another shape."""
+        """Readers of a value, also through equations that only give it another shape."""
         items = self.readers(var, inside)
         return [
             reader
@@ -491,7 +491,7 @@ class _Neighbours:
         )
 
     def price_of_rest(self, candidates: Sequence, chosen: Sequence, results: Sequence) -> float:
-        """Seconds of producers that are computed apart: with what makes their operands, if that is a group."""
+        """Seconds of producers that are computed apart, and of the groups that make their operands."""
         ids = set(map(id, chosen))
         rest = [eqn for eqn in candidates if id(eqn) not in ids and not gives_shape(eqn)]
         leaves = {atom for eqn in rest for atom in atoms(eqn)}

@@ -97,7 +97,10 @@ class _Reshaped:
         return _jax.bind_again(eqn, operands)[0]
 
     def in_shape(self, var, shape: tuple[int, ...]) -> jax.Array:
-        """A value in another shape: what makes it for this place alone, or repeats another, does so in that shape."""
+        """A value in another shape.
+
+        It is computed in that shape where it has one reader or repeats another value, and reshaped elsewhere.
+        """
         maker = self.makers.get(var)
         if var in self.plain and self.plain[var].shape == shape:
             return self.plain[var]

@@ -31,10 +31,10 @@ class StandIn:
 
     Attributes:
       shape: the Ref's.
-      contents: all that loads may read.
-      stored: takes a value that is stored to all of the Ref; None where nothing is stored.
+      contents: gives the values of all elements, for loads; None where the body loads nothing.
+      stored: takes a value that is stored to all of the Ref; None where the body stores nothing.
       inside: dimension -> in_bounds along it.
-      ref: what is accessed instead; None where the functions above say it.
+      ref: another Ref on which accesses act; `contents` and `stored` are not called then.
     """
 
     shape: tuple[int, ...]
@@ -74,10 +74,12 @@ class BodyAccess:
     """One access to a Ref.
 
     Attributes:
-      access: which elements.
+      access: its elements.
+      shape: the Ref's.
       turns: how often a program makes it.
-      guarded: whether it is in a branch, depth: how many jaxprs around it are control flow's.
-      reads_old: whether a store gives what was there before.
+      guarded: whether it is in a branch.
+      depth: number of branches and loops around it.
+      reads_old: whether it is a store whose old value is used.
     """
 
     access: RefAccess
