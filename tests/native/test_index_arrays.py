@@ -1,5 +1,7 @@
 """Index arrays: affine ones address runs of elements, as slices do; all give what NumPy's indexing gives."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,10 @@ from hypothesis import strategies as st
 from jax import lax
 
 import pbkern
+from pbkern.dsl.build_programs import kernel_program
+from pbkern.targets.cpu.codegen.compile import compile_program
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
+from pbkern.targets.cpu.lower_options import LowerOptions
 
 from .running import compiled, native
 
@@ -353,3 +358,33 @@ def test_nan_quantiles_of_few_rows(rows):
     np.testing.assert_allclose(
         got, np.nanquantile(x.astype("f8"), 0.3, axis=0), rtol=1e-5, atol=1e-6
     )
+
+
+BY_LANES = LowerOptions(vectors=dataclasses.replace(LowerOptions().vectors, gathers_by_lanes=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float64", "uint64"])
+@pytest.mark.parametrize("length", [1, 5, 64, 91])
+def test_elements_that_are_loaded_one_by_one(dtype, length):
+    """On processors whose instruction that gathers takes longer; of vectors that the end of an array cuts, too."""
+    rng = np.random.default_rng(length)
+    table = rng.integers(0, 1 << 30, (7, 50)).astype(dtype)
+    rows, columns = (rng.integers(0, size, length, np.int32) for size in table.shape)
+    with jax.enable_x64(True):
+        kernel = pbkern.kernel(
+            lambda t, i, j, o: o.__setitem__(..., t[i[...], j[...]]),
+            grid=(1,),
+            out_shape=jax.ShapeDtypeStruct((length,), dtype),
+        ).trace(table, rows, columns)
+        assert "vector.gather" not in lower_kernel(kernel, "k", BY_LANES).main.text
+        run = compile_program(kernel_program(kernel), options_of=lambda _: BY_LANES)
+        (out,) = run(table, rows, columns)
+    np.testing.assert_array_equal(out, table[rows, columns])
+
+
+def test_far_elements_are_gathered():
+    """Of an instruction's loads more are under way than of one after the other."""
+    kernel = traced(
+        lambda t, i, o: o.__setitem__(..., t[i[...]]), (64,), jnp.zeros(1 << 20), jnp.zeros(64, int)
+    )
+    assert "vector.gather" in lower_kernel(kernel, "k", BY_LANES).main.text

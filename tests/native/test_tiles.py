@@ -60,3 +60,16 @@ def test_gradients_of_weights(layout):
     }
     x, w, y = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in shapes[layout])
     np.testing.assert_allclose(pbkern.jit(f)(x, w, y), f(x, w, y), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("step", "shared"), [(4, False), (2, True)])
+def test_rows_side_by_side_share_no_loads(step, shared):
+    """out[w, c] = sum of x[step * w + y, c] over four y: windows share rows only where they overlap."""
+    pool, at = Pool(), {d: Affine.symbol(d) for d in "wcy"}
+    x, out = Buf("x", (60, 150), F32), Buf("out", (12, 150), F32)
+    rows = pool.load(F32, x, (at["w"] * step + at["y"], at["c"]), False)
+    store = Store(out, (at["w"], at["c"]), pool.accumulator(F32, 0), inner=False)
+    nest = Nest({"w": 12, "c": 150, "y": 4}, ("y",), (Reduction("sum", (rows,), F32),), (store,))
+    schedule = choose(nest)
+    assert schedule.vector == "c"
+    assert bool(schedule.jam) == shared

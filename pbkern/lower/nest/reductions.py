@@ -216,6 +216,9 @@ def combine(b: Builder, reduction: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]
     """Two sets of accumulators of one reduction as one."""
     if reduction.is_search:
         return _better(b, reduction, x, y)
+    # Extremes of floats are several instructions, which LLVM does not fold away where an operand is infinite.
+    if reduction.op in ("max", "min") and list(x) == identity(b, reduction):
+        return list(y)
     return [row_of(reduction).combine(b, x[0], y[0], reduction.dtype)]
 
 

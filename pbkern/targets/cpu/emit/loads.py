@@ -462,6 +462,8 @@ class Loader:
                 Ssa(self.text.put(block, "memref.load", (name, address), mem_type), el, 0),
                 buf.dtype,
             )
+        if self._is_by_lanes(buf, index, index_el):
+            return b.from_storage(self._lane_by_lane(block, buf, total, tail), buf.dtype)
         live = self.places.tail_mask(tail or Tail(lanes), lanes)
         vec_type = mlir_type(el, lanes)
         start, zero = self.text.index(0), b.c(0, el).name
@@ -472,6 +474,51 @@ class Loader:
             f"{mem_type}, {total.type}, {live.type}, {vec_type} into {vec_type}",
         )
         return b.from_storage(Ssa(gathered, el, lanes), buf.dtype)
+
+    def _is_by_lanes(self, buf: Buf, index, index_el: str) -> bool:
+        """Whether loads of one element each are quicker than an instruction that gathers.
+
+        Elements that come from afar are quicker by the instruction, of whose loads more are under way.
+        """
+        vectors, size = self.strided.vectors, buf.dtype.itemsize
+        reach = sum(
+            (extent - 1) * stride
+            for position, extent, stride in zip(index, buf.shape, buf.strides)
+            if position is None
+        )
+        is_near = reach * size <= vectors.l1_bytes
+        return vectors.gathers_by_lanes and is_near and size in (4, 8) and index_el == "i32"
+
+    def _lane_by_lane(self, block: Block, buf: Buf, places: Ssa, tail: Tail | None) -> Ssa:
+        """Loads the elements at `places`, which are 32 bits wide, one by one; those behind the tail are zeros.
+
+        Two places leave a vector as one word of 64 bits: it takes as long to take out a half. An empty assembly statement
+        hides from LLVM's optimiser that the words are those of a vector, of which it would make an instruction again.
+        """
+        lanes, el, put = places.lanes, storage_el(buf.dtype), self.text.put
+        b = self.text.builder(block, lanes)
+        if tail is not None:  # the places of what is behind it may be any
+            last = b.c(math.prod(buf.shape) - 1, places.el)
+            places = b.min(places, last, unsigned=True)
+        pairs = f"vector<{lanes // 2}xi64>"
+        words = put(block, "vector.bitcast", (places.name,), f"{places.type} to {pairs}")
+        one = self.text.builder(block, 0)
+        half, low = one.c(32, "i64"), one.c((1 << 32) - 1, "i64")
+        elements = []
+        for lane in range(0, lanes, 2):
+            word = put(block, "vector.extract", (words,), f"i64 from {pairs}", f" %s[{lane // 2}]")
+            hidden = put(block, "llvm.inline_asm", (word,), "(i64) -> i64", ' "", "=r,0" %s')
+            pair = Ssa(hidden, "i64", 0)
+            for place in (one.and_(pair, low), one.shr(pair, half)):
+                address = put(block, "arith.index_cast", (place.name,), "i64 to index")
+                elements.append(put(block, "memref.load", (buf.root.name, address), memref(buf)))
+        vec_type = mlir_type(el, lanes)
+        gathered = Ssa(put(block, "vector.from_elements", tuple(elements), vec_type), el, lanes)
+        return (
+            gathered
+            if tail is None
+            else b.select(self.places.tail_mask(tail, lanes), gathered, b.c(0, el))
+        )
 
     def _row_steps(self, walk: NestWalk, expr: Gather) -> Steps | None:
         """Steps of a gather whose place moves by one element along vectors; else None.

@@ -21,6 +21,7 @@ PLAIN = (
     ("clock_hz", "clock", "GHz", 1e9),
     ("shift_cycles", "shift of the lanes of two vectors", "cycles", 1),
     ("crossing_accesses", "load across two lines", "accesses", 1),
+    ("gathers_by_lanes", "gathers by loads of one element each", "0 or 1", 1),
 )
 # Fields of CpuMachine that have a figure for each dtype, and what these are.
 BY_DTYPE = (

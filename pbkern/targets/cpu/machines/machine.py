@@ -47,6 +47,7 @@ class Vectors:
       shift_cycles: cycles of shifting the lanes of two into one.
       crossing_accesses: accesses of the cache by a load that is not aligned and may cross two lines.
       l1_bytes, l1_ways: the first data cache.
+      gathers_by_lanes: whether loads of one element each take less time than instructions that gather.
     """
 
     bits: int = 512
@@ -55,6 +56,7 @@ class Vectors:
     crossing_accesses: float = 2.0
     l1_bytes: int = DEFAULT_MACHINE.l1_bytes
     l1_ways: int = DEFAULT_MACHINE.l1_ways
+    gathers_by_lanes: bool = False
 
 
 # Those of AVX-512.
@@ -68,7 +70,7 @@ class CpuMachine(Machine):
     Attributes:
       registers: vector registers. x86-64 has 16, with AVX-512 32 (Intel's manual volume 1, 15.1);
         NEON_REGISTERS.
-      shift_cycles, crossing_accesses: see Vectors.
+      shift_cycles, crossing_accesses, gathers_by_lanes: see Vectors.
       avx512: has AVX-512F and AVX512-DQ, whose instructions targets/cpu/math/avx512.py asks for by
         name.
       bf16_pairs: multiplies pairs of bfloat16 (AVX512-BF16, with the shorter vectors of AVX512-VL)
@@ -84,6 +86,7 @@ class CpuMachine(Machine):
     registers: int = 32
     shift_cycles: float = WIDE_VECTORS.shift_cycles
     crossing_accesses: float = WIDE_VECTORS.crossing_accesses
+    gathers_by_lanes: bool = False
     avx512: bool = False
     bf16_pairs: bool = False
     vnni: bool = False
@@ -101,6 +104,7 @@ class CpuMachine(Machine):
             self.crossing_accesses,
             self.l1_bytes,
             self.l1_ways,
+            self.gathers_by_lanes,
         )
 
 
@@ -146,6 +150,7 @@ def machine_of(name: str, row: Processor, flags: Collection[str], **known: Any) 
         op_cycles=_prices(kind, bits),
         shift_cycles=kind.shift_cycles,
         crossing_accesses=kind.crossing_accesses,
+        gathers_by_lanes=kind.gathers_by_lanes,
         sources=_sources(row) | sources,
         **bandwidths,
         **sets,
@@ -213,5 +218,6 @@ def _sources(row: Processor) -> dict[str, str]:
         "sqrt": of("root_cycles"),
         "shift_cycles": of("shift_cycles"),
         "crossing_accesses": of("crossing_accesses"),
+        "gathers_by_lanes": of("gathers_by_lanes"),
         "clock_hz": f"assumed: {DEFAULT_MACHINE.source}",
     }

@@ -631,17 +631,21 @@ def _sharing_dims(nest: Nest, vector: str) -> list[str]:
 
 
 def _stencil_like(nest: Nest, vector: str, load: Load | Gather) -> str | None:
-    """Window reductions: points along a windowed dimension share loads."""
+    """Window reductions: points along a windowed dimension share loads. Windows side by side share none."""
     for i in load.index:
-        if i is not None and len(i.symbols & nest.dims.keys()) > 1:
-            for symbol in i.symbols:
-                if (
-                    symbol in nest.dims
-                    and symbol not in nest.rdims
-                    and symbol != vector
-                    and nest.dims[symbol] > 1
-                ):
-                    return symbol
+        if i is None:
+            continue
+        linear = i.linear()
+        window = sum(abs(linear.coefficient(rdim)) * (nest.dims[rdim] - 1) for rdim in nest.rdims)
+        for symbol in i.symbols:
+            if (
+                symbol in nest.dims
+                and symbol not in nest.rdims
+                and symbol != vector
+                and nest.dims[symbol] > 1
+                and abs(linear.coefficient(symbol)) <= window
+            ):
+                return symbol
     return None
 
 
