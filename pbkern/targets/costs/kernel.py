@@ -99,7 +99,7 @@ def kernel_terms(
     )
     working_set = blocks + scratch
     # Where copies of blocks fit a core's part of near memory, what is stored between steps has the rest.
-    is_near = traffic.has_halos and traffic.copied <= machine.l2_bytes and not streams
+    is_near = 0 < traffic.copied <= machine.l2_bytes and not streams
     near = costs.near_bytes if is_near else machine.l2_bytes
     trips = _scratch_trips(temporaries, working_set, 0 if streams else blocks, near, machine)
     return Terms(
@@ -159,7 +159,7 @@ def _sector_waste(access: Access, shape: Sequence[int], size: int, machine: Mach
     """Bytes of whole sectors per byte of a block, where threads move a vector register of neighbours at a time.
 
     Runs of a block begin at multiples of the least distance between them: rows whose length is no multiple of a sector
-    begin in the middle of one. Each access then touches a sector more.
+    begin in the middle of one. Each run of two registers and more then touches a sector more, others do with each access.
     """
     sector, step = machine.sector_bytes, machine.vector_bits // 8
     if not sector:
@@ -175,7 +175,10 @@ def _sector_waste(access: Access, shape: Sequence[int], size: int, machine: Mach
             run, is_run = run * dim.size, dim.size == extent
         stride *= extent
     places = range(first % apart, sector, apart)
-    pieces = [step] * (run // step) + ([run % step] if run % step else [])
+    if run >= 2 * step:  # threads begin with whole sectors
+        pieces = [run]
+    else:
+        pieces = [step] * (run // step) + ([run % step] if run % step else [])
     touched = sum(-(-(place + piece) // sector) for piece in pieces for place in places)
     return touched * sector / (len(places) * max(run, 1))
 
@@ -186,7 +189,6 @@ class _Traffic:
 
     Attributes:
       reads, stores, rereads, copied: see Terms.
-      has_halos: whether blocks that move with programs overlap.
       moved: compulsory bytes.
       blocks: bytes of one program's blocks.
     """
@@ -195,7 +197,6 @@ class _Traffic:
     stores: float
     rereads: float
     copied: int
-    has_halos: bool
     moved: int
     blocks: int
 
@@ -204,7 +205,6 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
     programs, last = math.prod(grid), len(grid) - 1
     reads = stores = rereads = 0.0
     moved = blocks = copied = 0
-    has_halos = False
     for var, access in requests.inputs:
         size, block = (
             nbytes(var.aval),
@@ -231,7 +231,6 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
         overlaps = volume(access) * programs > OVERLAP * covered(access, grid, shape)
         if any(span.start.terms for span in access) and (overlaps or _is_turned(access, outputs)):
             copied += block
-            has_halos |= overlaps
     for var, access in outputs:
         size = nbytes(var.aval)
         stores += size / far_bandwidth(size, machine)
@@ -240,7 +239,7 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
             size * (waste - 1) / machine.l3_bandwidth
         )  # the shared cache joins parts of sectors
         moved, blocks = moved + size, blocks + volume(access) * itemsize(var)
-    return _Traffic(reads, stores, rereads, copied, has_halos, moved, blocks)
+    return _Traffic(reads, stores, rereads, copied, moved, blocks)
 
 
 def _is_turned(access: Access, outputs: Sequence[tuple[jex.Var, Access]]) -> bool:
