@@ -156,7 +156,7 @@ COUNTED = {
     "rgb_planes": turned((8, 128, 128, 3), 0, 3, 1, 2),
     "heads": turned((4, 256, 8, 64), 0, 2, 1, 3),
     "blur": Counted(WORKLOADS["blur_slices"].function, ((3, 516, 1028),)),
-    "unsharp": Counted(unsharp, ((540, 960, 3),), 1.3),
+    "unsharp": Counted(unsharp, ((1080, 1920, 3),)),
     "matmul_gelu": Counted(
         WORKLOADS["matmul_bias_gelu"].function, ((256, 256), (256, 256), (256,)), np.inf
     ),

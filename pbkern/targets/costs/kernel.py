@@ -175,10 +175,9 @@ def _sector_waste(access: Access, shape: Sequence[int], size: int, machine: Mach
             run, is_run = run * dim.size, dim.size == extent
         stride *= extent
     places = range(first % apart, sector, apart)
-    if run >= 2 * step:  # threads begin with whole sectors
-        pieces = [run]
-    else:
-        pieces = [step] * (run // step) + ([run % step] if run % step else [])
+    # Threads begin long runs with whole sectors.
+    step = run if run >= 2 * step else step
+    pieces = [step] * (run // step) + ([run % step] if run % step else [])
     touched = sum(-(-(place + piece) // sector) for piece in pieces for place in places)
     return touched * sector / (len(places) * max(run, 1))
 

@@ -139,7 +139,8 @@ class SimtNestEmitter(Expressions):
         text, dim, places = self.text, sectors.dim, sectors.places
         _, first = text.affine(block, sectors.first)
         skipped = text.put(block, "arith.andi", (first, text.index(sectors.elements - 1)), "index")
-        at = text.put(block, "arith.subi", (block.values[dim], skipped), "index")
+        place = text.named(block.values[dim])
+        at = text.put(block, "arith.subi", (place, skipped), "index")
         if places & (places - 1) == 0:
             at = text.put(block, "arith.andi", (at, text.index(places - 1)), "index")
         else:

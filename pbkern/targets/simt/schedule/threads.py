@@ -106,7 +106,7 @@ def map_to_threads(nest: Nest, threads: int, warp: int, reassociate: bool = True
             team,
             threads,
             beside=(along, count) if count > 1 else None,
-            sectors=whole_sectors(nest, order, warp, is_reduced=True) if count == 1 else None,
+            sectors=whole_sectors(nest, sizes, warp, count, is_reduced=True),
         )
     thread_tiles = tiles(nest, order, threads)
     places = order | {tile.dim: tile.steps for tile in thread_tiles}
@@ -116,8 +116,21 @@ def map_to_threads(nest: Nest, threads: int, warp: int, reassociate: bool = True
         team,
         threads,
         tiles=thread_tiles,
-        sectors=None if thread_tiles else whole_sectors(nest, order, warp),
+        sectors=_sectors(nest, order, thread_tiles, warp),
     )
+
+
+def _sectors(
+    nest: Nest, order: Mapping[str, int], tiles: Sequence[Tile], warp: int
+) -> WholeSectors | None:
+    """Whole sectors of rows along lanes, of which threads have a place or whole vectors each."""
+    along = list(order)[-1] if order else ""
+    if not tiles:
+        return whole_sectors(nest, order, warp)
+    (tile, *more) = tiles
+    if more or not tile.beside or tile.dim != along or tile.size % tile.count:
+        return None
+    return whole_sectors(nest, {**order, along: tile.steps}, warp, tile.count)
 
 
 def _whole(nest: Nest, along: str, team: int, terms: int, warp: int) -> tuple[int, int]:
