@@ -136,6 +136,8 @@ COUNTED = {
     "loss_of_ten": Counted(
         lambda x: jax.nn.logsumexp(x, -1).sum(), ((65536, 10),), most_conflicts=1
     ),
+    "rows_of_1023": Counted(lambda x: x.sum(1), ((2048, 1023),)),
+    "odd_logsumexp": Counted(lambda x: jax.nn.logsumexp(x, -1), ((528, 16383),)),
     "column_sum": Counted(lambda x: x.sum(0), ((2048, 2048),), most_conflicts=1),
     "tall_sum": Counted(lambda x: x.sum(0), ((16384, 128),), most_conflicts=1),
     "wide_sum": Counted(lambda x: x.sum(0), ((128, 16384),), most_conflicts=1),

@@ -1,4 +1,4 @@
-"""Where threads of a warp that have branched apart meet again: an order of places in which the earliest go on first.
+"""An order of places in which threads of a warp that have branched apart meet again: the earliest go on first.
 
 A place comes behind all from which threads get there, but for the way back to the head of a loop, and what follows a loop comes
 behind all of the loop. Threads that wait there then meet all others that come. The order of a text is none such: compilers

@@ -65,9 +65,12 @@ def test_blocks_ask_memory_for_little_more_than_they_need(name):
     "name",
     [
         "rows_of_ten",
+        "rows_of_1023",
         "column_sum",
         "narrow_sum",
         "turned_add",
+        "turned_odd",
+        "turned_700",
         "turned_pixels",
         "to_nchw",
         "blur",

@@ -134,7 +134,7 @@ def _length(
 
     size = run[0].dims[dims[0]]
     # Strips of few places may need no copy at all; longer ones need the more, the longer they are.
-    if nbytes(size) == nbytes(2):
+    if size > 2 and nbytes(size) == nbytes(2):
         return 0
     length = bisect.bisect_right(range(2, size), stage.usual, key=nbytes) + 1
     if region.turned and len(run) == 1:
