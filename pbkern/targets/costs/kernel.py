@@ -98,8 +98,10 @@ def kernel_terms(
         )
     )
     working_set = blocks + scratch
-    # Where copies of blocks fit a core's part of near memory, what is stored between steps has the rest.
-    is_near = 0 < traffic.copied <= machine.l2_bytes and not streams
+    # Where copies of blocks, those of a transpose at least half of all, fit a core's part of near memory, what is stored
+    # between steps has the rest.
+    is_copied = traffic.has_halos or (2 * traffic.copied >= traffic.blocks > 0 and not temporaries)
+    is_near = is_copied and traffic.copied <= machine.l2_bytes and not streams
     near = costs.near_bytes if is_near else machine.l2_bytes
     trips = _scratch_trips(temporaries, working_set, 0 if streams else blocks, near, machine)
     return Terms(
@@ -188,6 +190,7 @@ class _Traffic:
 
     Attributes:
       reads, stores, rereads, copied: see Terms.
+      has_halos: whether blocks that move with programs overlap.
       moved: compulsory bytes.
       blocks: bytes of one program's blocks.
     """
@@ -196,6 +199,7 @@ class _Traffic:
     stores: float
     rereads: float
     copied: int
+    has_halos: bool
     moved: int
     blocks: int
 
@@ -204,6 +208,7 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
     programs, last = math.prod(grid), len(grid) - 1
     reads = stores = rereads = 0.0
     moved = blocks = copied = 0
+    has_halos = False
     for var, access in requests.inputs:
         size, block = (
             nbytes(var.aval),
@@ -230,6 +235,7 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
         overlaps = volume(access) * programs > OVERLAP * covered(access, grid, shape)
         if any(span.start.terms for span in access) and (overlaps or _is_turned(access, outputs)):
             copied += block
+            has_halos |= overlaps
     for var, access in outputs:
         size = nbytes(var.aval)
         stores += size / far_bandwidth(size, machine)
@@ -238,7 +244,7 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
             size * (waste - 1) / machine.l3_bandwidth
         )  # the shared cache joins parts of sectors
         moved, blocks = moved + size, blocks + volume(access) * itemsize(var)
-    return _Traffic(reads, stores, rereads, copied, moved, blocks)
+    return _Traffic(reads, stores, rereads, copied, has_halos, moved, blocks)
 
 
 def _is_turned(access: Access, outputs: Sequence[tuple[jex.Var, Access]]) -> bool:
