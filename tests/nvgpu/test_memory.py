@@ -29,7 +29,7 @@ def arrays(shapes, seed=0):
 
 
 SMALLER = {
-    "elementwise": ((128, 512),) * 2, "softmax": ((256, 256),), "layer_norm": ((4096, 64), (64,), (64,)),
+    "elementwise": ((128, 512),) * 2, "softmax": ((256, 256),), "layer_norm": ((8192, 64), (64,), (64,)),
     "rms_norm": ((4096, 64), (64,)), "cross_entropy": ((128, 500),) * 2, "sum": ((512, 512),), "transpose": ((2048, 2048),),
     "blur": ((1, 260, 516),), "unsharp": ((128, 192, 3),),
 }  # fmt: skip
