@@ -136,6 +136,8 @@ COUNTED = {
     "loss_of_ten": Counted(
         lambda x: jax.nn.logsumexp(x, -1).sum(), ((65536, 10),), most_conflicts=1
     ),
+    "rows_of_1023": Counted(lambda x: x.sum(1), ((2048, 1023),)),
+    "odd_logsumexp": Counted(lambda x: jax.nn.logsumexp(x, -1), ((528, 16383),)),
     "column_sum": Counted(lambda x: x.sum(0), ((2048, 2048),), most_conflicts=1),
     "tall_sum": Counted(lambda x: x.sum(0), ((16384, 128),), most_conflicts=1),
     "wide_sum": Counted(lambda x: x.sum(0), ((128, 16384),), most_conflicts=1),
@@ -144,7 +146,8 @@ COUNTED = {
     "transpose": Counted(lambda x: x.T + 0, ((2048, 2048),)),
     "turned_add": Counted(lambda x, y: x.T + y, ((1024, 1024),) * 2),
     "turned_1000": turned((1000, 1000), 1, 0),
-    "turned_odd": turned((2047, 1023), 1, 0, most_bytes=1.25, most_sectors=1.25),
+    "turned_odd": turned((2047, 1023), 1, 0),
+    "turned_700": turned((300, 700), 1, 0, most_conflicts=0.1),
     "turned_wide": turned((64, 16384), 1, 0),
     "turned_tall": turned((16384, 64), 1, 0, most_conflicts=1),
     "turned_long": turned((100000, 128), 1, 0),
@@ -155,7 +158,7 @@ COUNTED = {
     "rgb_planes": turned((8, 128, 128, 3), 0, 3, 1, 2),
     "heads": turned((4, 256, 8, 64), 0, 2, 1, 3),
     "blur": Counted(WORKLOADS["blur_slices"].function, ((3, 516, 1028),)),
-    "unsharp": Counted(unsharp, ((540, 960, 3),), 1.3),
+    "unsharp": Counted(unsharp, ((1080, 1920, 3),)),
     "matmul_gelu": Counted(
         WORKLOADS["matmul_bias_gelu"].function, ((256, 256), (256, 256), (256,)), np.inf
     ),

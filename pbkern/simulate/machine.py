@@ -1,4 +1,4 @@
-"""Runs a Program: many blocks at a time, a lane per thread, the lowest place of the text first.
+"""Runs a Program: many blocks at a time, a lane per thread, the earliest place first (block_order.py).
 
 Registers are arrays [blocks, threads], with length 1 where a value is the same for all: NumPy
 broadcasts. Lanes at one place go on together. Instructions that lanes do together (`.sync`,
@@ -18,6 +18,7 @@ from pbkern.core.lazy_dataclass import dataclass
 
 from . import async_copies, instructions, matrices, ops, warpgroups  # noqa: F401 (some add rows)
 from .async_copies import LaneCopies
+from .block_order import JUMPS, place_order
 from .counts import WARP_THREADS, Counts
 from .memory import BLOCK_SHIFT, THREAD_BITS, Arrays, BlockMemory, Fault
 from .operands import as_type, operand
@@ -33,7 +34,6 @@ MOST_FORKS = 3
 MOST_SIMULATED_STEPS = 20_000_000
 Mask = np.ndarray | None  # None: all lanes
 Step = Callable[["Gang", Mask], None]
-_JUMPS = ("bra", "ret", "exit", "brx", "trap")
 _MEETS = ("bar", "barrier")
 CLOCKS = ("%clock64", "%globaltimer")
 _EXCHANGES = ("shfl", "vote", "redux", "match", "activemask", "mma", "ldmatrix", "wgmma")
@@ -49,8 +49,8 @@ class SimulatedLaunch:
       arguments: per parameter its bits, an address for arrays. written: which arrays the kernel may
         store to.
       check, unwritten: see simulate_ptx.
-      clocked: places of instructions that read a clock. elapsed: what the clocks of blocks that
-        have ended show at most.
+      order: of places; lanes at the first one go on first. clocked: places of instructions that read a clock. elapsed: what
+        the clocks of blocks that have ended show at most.
     """
 
     program: PtxProgram
@@ -63,6 +63,7 @@ class SimulatedLaunch:
     unwritten: bool = False
     counts: Counts = field(default_factory=Counts)
     steps: list[Step | None] = field(default_factory=list)
+    order: Sequence[int] = ()
     clocked: frozenset[int] = frozenset()
     elapsed: int = 0
 
@@ -70,10 +71,11 @@ class SimulatedLaunch:
         """All blocks. Raises SimulationError."""
         self.steps = [
             None
-            if instruction.op[0] in (*_JUMPS, *_MEETS)
+            if instruction.op[0] in (*JUMPS, *_MEETS)
             else instructions.compiled(self.program, instruction)
             for instruction in self.program.code
         ]
+        self.order = place_order(self.program)
         self.clocked = frozenset(
             k
             for k, instruction in enumerate(self.program.code)
@@ -130,7 +132,7 @@ class Gang:
         while groups or self.waiting:
             if not groups:
                 groups = self.judge()
-            place = min(groups)
+            place = min(groups, key=self.launch.order.__getitem__)
             mask = groups.pop(place)
             count = self._straight(groups, place, mask)
             steps += count
@@ -169,7 +171,7 @@ class Gang:
                 self._check_together(place)  # why threads meet where none should
                 raise self.error(instruction, f.kind, f.what, f.hint) from None
             place += 1
-            if place in groups:
+            if groups and (place in groups or self._is_ahead(groups, place)):
                 self._join(groups, place, mask)
                 break
         count = place - start + 1
@@ -177,6 +179,12 @@ class Gang:
         if clocked:
             self._tick(place - seen, mask)
         return count
+
+    def _is_ahead(self, groups: dict[int, Mask], place: int) -> bool:
+        """Whether lanes that go on at a place are to wait there for others."""
+        order = self.launch.order
+        is_next = order[place] == order[place - 1] + 1  # no place comes between
+        return not is_next and order[place] > min(order[other] for other in groups)
 
     def _tick(self, count: int, mask: Mask) -> None:
         """The clock of a block counts the instructions of its warps."""

@@ -519,3 +519,18 @@ def test_gradients_of_grouped_heads():
     for got, exact in zip(found, want):
         error = np.abs(np.asarray(got[:1], np.float64) - np.asarray(exact)).max()
         assert error < 2 * 2.0**-8 * np.abs(np.asarray(exact)).max()
+
+
+@pytest.mark.slow
+def test_operands_that_registers_leave_no_room_for_in_shared_memory():
+    """Gradients whose tiles, with all sums in registers, are more than a block of sm_120 has: scratch takes their place."""
+    shape = jax.ShapeDtypeStruct((16, 4096, 128), "float16")
+    f = pbkern.jit(
+        Gradients(4096, "float16", "causal").__call__,
+        compile_options={"target": "nvgpu", "device": "sm_120"},
+    )
+    products = [kernel for kernel in f.kernels(*[shape] * 4) if "dot" in kernel.name]
+    assert products
+    for kernel in products:
+        nests = nests_of(kernel, shared_bytes=99 << 10)
+        assert emit(nests, "k").shared_bytes <= 99 << 10

@@ -29,7 +29,7 @@ def arrays(shapes, seed=0):
 
 
 SMALLER = {
-    "elementwise": ((128, 512),) * 2, "softmax": ((256, 256),), "layer_norm": ((4096, 64), (64,), (64,)),
+    "elementwise": ((128, 512),) * 2, "softmax": ((256, 256),), "layer_norm": ((8192, 64), (64,), (64,)),
     "rms_norm": ((4096, 64), (64,)), "cross_entropy": ((128, 500),) * 2, "sum": ((512, 512),), "transpose": ((2048, 2048),),
     "blur": ((1, 260, 516),), "unsharp": ((128, 192, 3),),
 }  # fmt: skip
@@ -65,9 +65,12 @@ def test_blocks_ask_memory_for_little_more_than_they_need(name):
     "name",
     [
         "rows_of_ten",
+        "rows_of_1023",
         "column_sum",
         "narrow_sum",
         "turned_add",
+        "turned_odd",
+        "turned_700",
         "turned_pixels",
         "to_nchw",
         "blur",

@@ -83,3 +83,19 @@ def test_machine_code_as_text(tmp_path, monkeypatch):
         assert f.as_text(jnp.zeros(8), stage="sass").strip() == "code of -arch=sm_90a"
         made = ptxas.assemble("anything", "sm_80")
     assert made == ptxas.Cubin(b"-arch=sm_80\n", 17, 32, 128)
+
+
+def test_a_kernel_that_spills_is_assembled_for_fewer_resident_blocks(tmp_path, monkeypatch):
+    """The tool of this test has registers for two blocks, and writes the number of blocks."""
+    text = (
+        'blocks=$(sed -n "s/.minnctapersm //p" $3)\n[ $blocks -gt 2 ] && spilled=8 || spilled=0\necho $blocks > $5\n'
+        'echo "Used 168 registers, $spilled bytes spill stores, $spilled bytes spill loads" >&2'
+    )
+    path = tool(tmp_path, text=text)
+    monkeypatch.setattr(ptxas, "find", lambda: path)
+    with pbkern.config.override(cache=False):
+        spills, fits = (
+            ptxas.assemble(f".reqntid 128\n.minnctapersm {blocks}\n", "sm_80") for blocks in (4, 1)
+        )
+    assert spills == ptxas.Cubin(b"2\n", 168, 0, 0)
+    assert fits == ptxas.Cubin(b"1\n", 168, 0, 0)

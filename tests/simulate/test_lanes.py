@@ -281,3 +281,32 @@ def test_lanes_without_work_touch_nothing():
 def test_texts_that_are_not_understood(change, why):
     with pytest.raises(InternalError, match=why):
         pbkern.simulate_ptx(text("", {"%r1": T64}, {}).replace(*change), 1, 64, [T64])
+
+
+# The end of a loop's body stands before its head, as compilers place it; lanes with %p1 skip a part of the body.
+LATCH_FIRST = """setp.ne.u32 %p1, %r1, 0;
+mov.u32 %ra, 0;
+mov.u32 %rb, 0xffffffff;
+mov.u32 %rc, 0;
+bra $BODY;
+$LATCH:
+activemask.b32 %rm;
+and.b32 %rb, %rb, %rm;
+add.u32 %ra, %ra, 1;
+setp.lt.u32 %p2, %ra, 3;
+@!%p2 bra $END;
+$BODY:
+@%p1 bra $LATCH;
+add.u32 %rc, %rc, 1;
+bra $LATCH;
+$END:
+"""
+
+
+def test_lanes_that_skip_a_part_of_a_loop_meet_at_its_end():
+    flags = RNG.integers(0, 2, 64).astype("u4")
+    results = run(LATCH_FIRST, {"%r1": flags}, {f"%r{n}": "u4" for n in "abc"})
+    trips, together, parts = results.values()
+    np.testing.assert_array_equal(trips, 3)
+    np.testing.assert_array_equal(together, 0xFFFFFFFF)
+    np.testing.assert_array_equal(parts, np.where(flags != 0, 0, 3))

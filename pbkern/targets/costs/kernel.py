@@ -98,8 +98,10 @@ def kernel_terms(
         )
     )
     working_set = blocks + scratch
-    # Where copies of blocks fit a core's part of near memory, what is stored between steps has the rest.
-    is_near = traffic.has_halos and traffic.copied <= machine.l2_bytes and not streams
+    # Where copies of blocks, those of a transpose at least half of all, fit a core's part of near memory, what is stored
+    # between steps has the rest.
+    is_copied = traffic.has_halos or (2 * traffic.copied >= traffic.blocks > 0 and not temporaries)
+    is_near = is_copied and traffic.copied <= machine.l2_bytes and not streams
     near = costs.near_bytes if is_near else machine.l2_bytes
     trips = _scratch_trips(temporaries, working_set, 0 if streams else blocks, near, machine)
     return Terms(
@@ -159,7 +161,7 @@ def _sector_waste(access: Access, shape: Sequence[int], size: int, machine: Mach
     """Bytes of whole sectors per byte of a block, where threads move a vector register of neighbours at a time.
 
     Runs of a block begin at multiples of the least distance between them: rows whose length is no multiple of a sector
-    begin in the middle of one. Each access then touches a sector more.
+    begin in the middle of one. Each run of two registers and more then touches a sector more, others do with each access.
     """
     sector, step = machine.sector_bytes, machine.vector_bits // 8
     if not sector:
@@ -175,6 +177,8 @@ def _sector_waste(access: Access, shape: Sequence[int], size: int, machine: Mach
             run, is_run = run * dim.size, dim.size == extent
         stride *= extent
     places = range(first % apart, sector, apart)
+    # Threads begin long runs with whole sectors.
+    step = run if run >= 2 * step else step
     pieces = [step] * (run // step) + ([run % step] if run % step else [])
     touched = sum(-(-(place + piece) // sector) for piece in pieces for place in places)
     return touched * sector / (len(places) * max(run, 1))

@@ -22,6 +22,8 @@ from pbkern.core.process import disk_cache
 
 KIND = "cubin"
 NUMBERS = struct.Struct("<3q")  # of an entry on disk, before the cubin
+# Blocks of a kernel that a multiprocessor is to hold at least, in its text.
+_RESIDENT_BLOCKS = r"\.minnctapersm (\d+)"
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,17 @@ def assemble(ptx: str, architecture: str) -> Cubin:
             why="it is neither in a wheel, nor in CUDA_HOME, nor in PATH",
             hint="pip install nvidia-cuda-nvcc",
         )
-    store, key = disk_cache.current(), disk_cache.digest((ptx, architecture, _version(tool)))
+    store, key = (
+        disk_cache.current(),
+        disk_cache.digest((ptx, architecture, _version(tool), "fewest spills")),
+    )
     payload = store.get(KIND, key) if store else None
     if store and payload is not None:
         try:
             return Cubin(payload[NUMBERS.size :], *NUMBERS.unpack_from(payload))
         except struct.error:  # no entry of ours: make it anew
             store.remove(KIND, key)
-    code = _assembled(tool, ptx, architecture)
+    code = _with_fewest_spills(tool, ptx, architecture)
     if store:
         store.put(
             KIND,
@@ -91,6 +96,20 @@ def assemble(ptx: str, architecture: str) -> Cubin:
 @functools.cache
 def _version(tool: str) -> str:
     return subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def _with_fewest_spills(tool: str, ptx: str, architecture: str) -> Cubin:
+    """The code for as many resident blocks as the text asks for; for fewer, where registers do not suffice otherwise.
+
+    How many suffice is estimated before (compile.py), for all architectures alike.
+    """
+    blocks = _number(_RESIDENT_BLOCKS, ptx)
+    attempts = [_assembled(tool, ptx, architecture)]
+    while attempts[-1].spill_bytes and blocks > 1:
+        blocks -= 1
+        fewer = re.sub(_RESIDENT_BLOCKS, f".minnctapersm {blocks}", ptx)
+        attempts.append(_assembled(tool, fewer, architecture))
+    return min(attempts, key=lambda code: code.spill_bytes)
 
 
 def _assembled(tool: str, ptx: str, architecture: str) -> Cubin:

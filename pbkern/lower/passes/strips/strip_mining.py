@@ -384,13 +384,13 @@ class StripMinedLoop:
             if not buf.arena or buf.storage is not None or buf in self.elsewhere:
                 continue
             users = [at for at, access in self.run.touching[buf.root] if access[0] is buf]
-            if inside.issuperset(users) and _fills(self.run[users[0]], buf):
+            if inside.issuperset(users) and fills(self.run[users[0]], buf):
                 shape = (*buf.shape[:axis], self.length, *buf.shape[axis + 1 :])
                 buffers[buf] = self.context.new_buffer(shape, buf.dtype)
         return buffers
 
 
-def _fills(nest: Nest, buf: Buf) -> bool:
+def fills(nest: Nest, buf: Buf) -> bool:
     """Whether all that a nest knows of `buf` is what it writes: nothing of an earlier round shows."""
     return all(written for other, _, written in accesses(nest) if other is buf) and any(
         store.buf is buf and not store.guard and store.mask is None for store in nest.stores

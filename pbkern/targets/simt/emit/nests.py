@@ -13,6 +13,7 @@ from pbkern.lower.nest import reductions
 from pbkern.lower.nest.ir import Nest
 from pbkern.lower.nest.reductions import is_rounded_sum
 from pbkern.targets.simt.schedule.registers import in_slots
+from pbkern.targets.simt.schedule.sectors import WholeSectors
 from pbkern.targets.simt.schedule.threads import ThreadMapping
 from pbkern.targets.simt.schedule.tiles import Tile, terms_beside, tiled
 
@@ -119,11 +120,39 @@ class SimtNestEmitter(Expressions):
         self, walk: SimtWalk, block: Block, mapping: ThreadMapping, number: str, live: str | None
     ) -> None:
         inner = Block(block)
-        self.split(inner, list(mapping.free), number)
+        self.split(inner, list(mapping.places), number)
         for tile in mapping.tiles:
             self._keep_inside(inner, tile)
-        self._point(walk, inner, mapping, live)
+        sectors = mapping.sectors if mapping.team == 1 else None
+        is_point = self._from_sector(inner, sectors) if sectors else None
+        if is_point is None:
+            self._point(walk, inner, mapping, live)
+        else:
+            self.text.when(inner, is_point, lambda body: self._point(walk, body, mapping, live))
         block.take(inner)
+
+    def _from_sector(self, block: Block, sectors: WholeSectors) -> str | None:
+        """Replaces a place counted from a sector's start by one counted from the row's.
+
+        Whether there is a point, where there may be none.
+        """
+        text, dim, places = self.text, sectors.dim, sectors.places
+        _, first = text.affine(block, sectors.first)
+        skipped = text.put(block, "arith.andi", (first, text.index(sectors.elements - 1)), "index")
+        place = text.named(block.values[dim])
+        at = text.put(block, "arith.subi", (place, skipped), "index")
+        if places & (places - 1) == 0:
+            at = text.put(block, "arith.andi", (at, text.index(places - 1)), "index")
+        else:
+            is_end = text.put(block, "arith.cmpi", (at, text.index(0)), "index", " slt, %s, %s")
+            end = text.put(block, "arith.addi", (at, text.index(places)), "index")
+            at = text.put(block, "arith.select", (is_end, end, at), "index")
+        block.values[dim] = at
+        if places == sectors.size:
+            return None
+        return text.put(
+            block, "arith.cmpi", (at, text.index(sectors.size)), "index", " ult, %s, %s"
+        )
 
     def _keep_inside(self, block: Block, tile: Tile) -> None:
         """Values of the places of points that may lie outside."""
@@ -338,6 +367,8 @@ class SimtNestEmitter(Expressions):
             inner = Block(body)
             _, number = text.affine(body, Affine.symbol("%lane") + Affine.symbol("%term", team))
             self.split(inner, list(mapping.reduced), number)
+            if mapping.sectors:
+                self._from_sector(inner, mapping.sectors)
             out = self._term(walk, inner, carried, live)
             body.take(inner)
             return out

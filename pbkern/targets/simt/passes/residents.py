@@ -23,7 +23,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.lazy_dataclass import dataclass
-from pbkern.lower.nest import effects
+from pbkern.lower.nest import effects, scratch
 from pbkern.lower.nest.edit.accumulate import accumulated_in
 from pbkern.lower.nest.edit.grow import guarded, zero_filled
 from pbkern.lower.nest.edit.pipeline import pipelined
@@ -108,7 +108,16 @@ def resident_products(
         )
         for buf in residents.arrays
     }
-    return _Writer(residents, held, context, stages).whole(plain)
+    changed = _Writer(residents, held, context, stages).whole(plain)
+    return changed if _tile_bytes(changed) <= context.options.shared_bytes else list(stmts)
+
+
+def _tile_bytes(stmts: Sequence[Stmt]) -> int:
+    """Shared memory of the tiles of statements, which has room for nothing else."""
+    touched = {buf.root for buf in effects.touched(list(stmts)) if buf.arena}
+    elsewhere = {buf for buf in touched if buf.space != "shared"}
+    _, end = scratch.place(list(stmts), 0, elsewhere)
+    return end
 
 
 def _of_arrays(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:

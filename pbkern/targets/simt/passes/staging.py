@@ -7,15 +7,18 @@ y[i, :] = x[i, :] / t        ->     t = sum c[:, :]
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
+from pbkern.core.affine import Affine
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects, scratch
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.edit.stage import Box
-from pbkern.lower.nest.ir import Buf, Expr, For, Let, Nest, Stmt, every, with_bodies
+from pbkern.lower.nest.ir import Buf, Expr, For, Let, Load, Nest, Stmt, bodies, every, with_bodies
 from pbkern.simulate.counts import BANK_BYTES
 from pbkern.targets.simt.options import ThreadOptions
 
@@ -46,14 +49,15 @@ class Stage:
 
     Attributes:
       limits: which copies are wanted.
-      written: arrays that some statement stores to. usual: bytes that copies take at a time, such
-        that other blocks fit beside this one. most: the same where one copy of a row takes more than
-        that. all_copies: those that it has placed so far.
+      written: arrays that some statement stores to. users: number of statements that touch each root buffer. usual: bytes
+        that copies take at a time, such that other blocks fit beside this one. most: the same where one copy of a row takes
+        more than that. all_copies: those that it has placed so far.
     """
 
     context: NestContext[ThreadOptions]
     limits: StageLimits
     written: set[Buf]
+    users: Counter[Buf]
     usual: int
     most: int
     all_copies: list[Nest] = field(default_factory=list)
@@ -71,7 +75,9 @@ class Stage:
         room = max(options.shared_bytes - held - limits.reserved_bytes, 0)
         usual = min(options.copy_bytes, room)
         most = min(options.row_bytes, room)
-        return cls(context, limits, effects.written(list(stmts)), usual, most)
+        leaves = [stmt for stmt in every(stmts) if not bodies(stmt)]
+        users = Counter(buf.root for stmt in leaves for buf in effects.touched([stmt]))
+        return cls(context, limits, effects.written(list(stmts)), users, usual, most)
 
     def wanted(self, stmts: Sequence[Stmt]) -> list[BoxRegion]:
         """Regions that are worth a copy, most first."""
@@ -116,17 +122,25 @@ class Stage:
         """(copies at the head of a loop's body that are the same in every step, the loop without them)."""
         if not isinstance(stmt, For):
             return [], stmt
-        inside = {stmt.counter} | {x.name for x in every(stmt.body) if isinstance(x, Let)}
+        inside = {x.name for x in every(stmt.body) if isinstance(x, Let)}
         before: list[Stmt] = []
+        new: list[Stmt] = []
+        after: list[Stmt] = []
         body = list(stmt.body)
         while body and any(body[0] is copy for copy in self.all_copies):
-            if (
-                isinstance(body[0], Nest)
-                and frozenset().union(*(load.symbols for load in body[0].loads())) & inside
-            ):
+            copy = body[0]
+            assert isinstance(copy, Nest)
+            moving = frozenset().union(*(load.symbols for load in copy.loads()))
+            slides = None if moving & inside else _sliding(stmt, copy, self.context)
+            if slides is not None:
+                for stmts, nest in zip((before, new, after), slides):
+                    stmts.append(nest)
+            elif moving & {stmt.counter, *inside}:
                 break
-            before.append(body.pop(0))
-        return before, For(stmt.counter, stmt.trips, tuple(body))
+            else:
+                before.append(copy)
+            body.pop(0)
+        return before, For(stmt.counter, stmt.trips, (*new, *body, *after))
 
     def _is_row(self, region: BoxRegion, stmts: Sequence[Stmt]) -> bool:
         """Whether a copy makes one load of what several statements read, along rows."""
@@ -147,6 +161,42 @@ class Stage:
             if load.buf is region.buf and Box.around(load.index, nest.dims).base == region.box.base
         }
         return pool.rewriter(copies.get)
+
+
+def _sliding(loop: For, copy: Nest, context: NestContext) -> tuple[Nest, Nest, Nest] | None:
+    """(what a copy has in front of the first step, what is new in each step, what the next step reads again); None: nothing.
+
+    c[d, :] = x[8 i + d, :] for all d < 12, in each step i      ->      before:   c[d, :] = x[d, :] for all d < 4
+                                                                        begun by: c[d + 4, :] = x[8 i + d + 4, :], d < 8
+                                                                        ended by: c[d, :] = c[d + 8, :], d < 4
+    """
+    (store,) = copy.stores
+    load = store.value
+    is_repeated = isinstance(loop.trips, int) and loop.trips > 1
+    if not is_repeated or not isinstance(load, Load) or loop.counter not in load.symbols:
+        return None
+    steps = [place.coefficient(loop.counter) for place in load.index]
+    (axis, *more) = [axis for axis, step in enumerate(steps) if step]
+    dim, step = list(copy.dims)[axis], steps[axis]
+    again = copy.dims[dim] - step
+    if more or not 0 < again <= step:
+        return None
+    pool = context.pool
+
+    def rows(first: int, count: int) -> Nest:
+        return part(copy, dim, Affine((), first), count, pool)
+
+    first = pool.renamer({loop.counter: Affine()})
+    before = rows(0, again)
+    moved = pool.load(
+        load.dtype,
+        store.buf,
+        tuple(
+            place + step if at == axis else place for at, place in enumerate(before.stores[0].index)
+        ),
+    )
+    shift = replace(before, stores=(replace(before.stores[0], value=moved),))
+    return before.mapped(first), rows(again, step), shift
 
 
 def _rows(region: BoxRegion) -> tuple[int, ...]:

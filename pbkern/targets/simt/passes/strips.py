@@ -10,6 +10,7 @@ memory.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 from pbkern.core.affine import Affine
@@ -17,8 +18,16 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.part import part
-from pbkern.lower.nest.ir import For, Nest, Stmt, with_bodies
-from pbkern.lower.passes.strips.strip_mining import Chain, NestRun, accesses, even_part
+from pbkern.lower.nest.edit.relocate import relocated
+from pbkern.lower.nest.ir import Buf, For, Nest, Stmt, with_bodies
+from pbkern.lower.passes.strips.strip_mining import (
+    Chain,
+    NestRun,
+    accesses,
+    axis_of,
+    even_part,
+    fills,
+)
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.threads import is_parallel
 
@@ -123,16 +132,15 @@ def _length(
         pieces = [part(n, dims[k], Affine(), length, stage.context.pool) for k, n in enumerate(run)]
         return sum(map(stage.nbytes, stage.wanted(pieces)))
 
-    # Strips of one place may need no copy at all.
-    two, three = nbytes(2), nbytes(3)
-    step = three - two
-    if step <= 0 and not 0 < two <= stage.usual:
+    size = run[0].dims[dims[0]]
+    # Strips of few places may need no copy at all; longer ones need the more, the longer they are.
+    if size > 2 and nbytes(size) == nbytes(2):
         return 0
-    length = max(2 + (stage.usual - two) // max(step, 1), 1)
+    length = bisect.bisect_right(range(2, size), stage.usual, key=nbytes) + 1
     if region.turned and len(run) == 1:
         lane = stage.context.policy.vector_dimension(run[0])
         length = min(length, turned_rows * (2 if dims[0] == lane else 1))
-    return even_part(length, run[0].dims[dims[0]])
+    return even_part(length, size)
 
 
 def _strips(
@@ -142,9 +150,41 @@ def _strips(
     full, rest = divmod(size, length)
     counter = stage.context.names("%i")
 
+    # With a rest behind the loop, two places would touch what holds one strip.
+    small = {} if rest else _strip_buffers(run, dims, length, stage)
+
     def body(start: Affine, count: int) -> list[Stmt]:
         pieces = [part(n, dims[k], start, count, stage.context.pool) for k, n in enumerate(run)]
+
+        def place(buf: Buf, index: tuple) -> tuple:
+            axis, _ = small[buf]
+            return tuple(at - start if k == axis else at for k, at in enumerate(index))
+
+        shorter = {buf: strip for buf, (_, strip) in small.items()}
+        pieces = relocated(pieces, shorter.get, stage.context.pool, place)
         return _cut(pieces, stage, turned_rows)
 
     out: list[Stmt] = [For(counter, full, tuple(body(Affine.symbol(counter, length), length)))]
     return out + (body(Affine((), full * length), rest) if rest else [])
+
+
+def _strip_buffers(
+    run: Sequence[Nest], dims: dict[int, str], length: int, stage: Stage
+) -> dict[Buf, tuple[int, Buf]]:
+    """Scratch of which each strip fills its part before it reads it -> (the axis of strips, scratch for one of them)."""
+    nests = NestRun(run)
+    small: dict[Buf, tuple[int, Buf]] = {}
+    for root, touching in nests.touching.items():
+        first, _ = touching[0]
+        axes = {
+            axis_of(index, dims[at]) if buf is root else None for at, (buf, index, _) in touching
+        }
+        is_free = root.arena and root.storage is None and root not in stage.context.persistent
+        is_alone = len({at for at, _ in touching}) == stage.users[root]
+        if not is_free or not is_alone or len(axes) > 1 or not fills(run[first], root):
+            continue
+        (axis,) = axes
+        if axis is not None and root.shape[axis] == run[first].dims[dims[first]]:
+            shape = (*root.shape[:axis], length, *root.shape[axis + 1 :])
+            small[root] = axis, stage.context.new_buffer(shape, root.dtype)
+    return small

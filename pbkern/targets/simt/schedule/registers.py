@@ -316,7 +316,8 @@ class _RegisterSearch:
         leaders = fixed or sorted(split, key=lambda key: _work(split[key][0]), reverse=True)
         for leader in leaders:
             nest, names = split[leader]
-            first = self.mappings[leader] if fixed else self.policy.mapping(nest)
+            usual = replace(self.policy.mapping(nest), sectors=None)  # threads have the same points
+            first = self.mappings[leader] if fixed else usual
             for model in (
                 first,
                 replace(first, tiles=tuple(replace(tile, beside=False) for tile in first.tiles)),

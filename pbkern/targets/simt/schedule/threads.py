@@ -17,6 +17,7 @@ from pbkern.lower.nest.addresses import apart, flat_coefficient
 from pbkern.lower.nest.ir import Buf, Nest, Store
 from pbkern.lower.nest.reductions import depends_on_order
 
+from .sectors import WholeSectors, whole_sectors
 from .tiles import Tile, nest_rewrites, tiles, whole_terms
 
 
@@ -37,6 +38,7 @@ class ThreadMapping:
       everyone: every thread computes its one point, and stores it to registers of its own.
       in_registers: root buffers of which threads have their points' elements in registers, with the
         element's place at a point; a thread's points are written out then.
+      sectors: along lanes, points are counted from the start of a sector, of reduced dimensions if threads share these.
     """
 
     free: tuple[tuple[str, int], ...]
@@ -48,10 +50,18 @@ class ThreadMapping:
     beside: tuple[str, int] | None = None
     everyone: bool = False
     in_registers: tuple[tuple[Buf, Affine], ...] = ()
+    sectors: WholeSectors | None = None
+
+    @property
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """Free dimensions with the number of places that threads count along each."""
+        if self.sectors is None or self.team > 1:
+            return self.free
+        return *self.free[:-1], (self.sectors.dim, self.sectors.places)
 
     @property
     def points(self) -> int:
-        return math.prod(size for _, size in self.free)
+        return math.prod(size for _, size in self.places)
 
     @property
     def terms(self) -> int:
@@ -96,12 +106,31 @@ def map_to_threads(nest: Nest, threads: int, warp: int, reassociate: bool = True
             team,
             threads,
             beside=(along, count) if count > 1 else None,
+            sectors=whole_sectors(nest, sizes, warp, count, is_reduced=True),
         )
     thread_tiles = tiles(nest, order, threads)
     places = order | {tile.dim: tile.steps for tile in thread_tiles}
     return ThreadMapping(
-        tuple(places.items()), tuple(reduced.items()), team, threads, tiles=thread_tiles
+        tuple(places.items()),
+        tuple(reduced.items()),
+        team,
+        threads,
+        tiles=thread_tiles,
+        sectors=_sectors(nest, order, thread_tiles, warp),
     )
+
+
+def _sectors(
+    nest: Nest, order: Mapping[str, int], tiles: Sequence[Tile], warp: int
+) -> WholeSectors | None:
+    """Whole sectors of rows along lanes, of which threads have a place or whole vectors each."""
+    along = list(order)[-1] if order else ""
+    if not tiles:
+        return whole_sectors(nest, order, warp)
+    (tile, *more) = tiles
+    if more or not tile.beside or tile.dim != along or tile.size % tile.count:
+        return None
+    return whole_sectors(nest, {**order, along: tile.steps}, warp, tile.count)
 
 
 def _whole(nest: Nest, along: str, team: int, terms: int, warp: int) -> tuple[int, int]:
