@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import pbkern
+from pbkern.core.ops.views import VIEWS
 
 RNG = np.random.default_rng(0)
 GAUSSIAN = np.exp(-(np.linspace(-2, 2, 11) ** 2) / 2)
@@ -192,3 +193,36 @@ def test_functions_that_differ_in_their_filters_differ():
     for known in (floats(3, 3), floats(3, 3)):
         got = pbkern.jit(lambda x, taps=known: convolved(x, taps, ((0, 0), (0, 0))))(image)
         np.testing.assert_allclose(got, direct(image, known, ((0, 0), (0, 0))), atol=1e-5)
+
+
+VIEWED = {
+    "reshape of turned dimensions": lambda k: lax.reshape(k, (3, 2, 4), dimensions=(2, 0, 1)),
+    "reshape": lambda k: k.reshape(2, 4, 3),
+    "transpose": lambda k: k.transpose(1, 2, 0),
+    "rev": lambda k: lax.rev(k, (0, 2)),
+    "steps": lambda k: k[:, ::2, 1:],
+    "broadcast": lambda k: jnp.broadcast_to(k[:, :1], (4, 5, 3)),
+    "new dimensions": lambda k: k[None, :, None],
+    "squeeze": lambda k: k[:, :1].squeeze(1),
+}
+
+
+@pytest.mark.parametrize("name", VIEWED)
+def test_numbers_of_views(name):
+    """Each view of a constant that NumPy evaluates has the numbers that JAX gives it."""
+    known = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    numbers = known
+    for eqn in jax.make_jaxpr(VIEWED[name])(known).jaxpr.eqns:
+        numbers = VIEWS[eqn.primitive.name](numbers, eqn.params)
+    np.testing.assert_array_equal(numbers, VIEWED[name](jnp.asarray(known)))
+
+
+def test_gradients_of_grouped_convolutions():
+    """JAX turns their filters by a reshape of turned dimensions."""
+    known, image = floats(4, 1, 3), floats(1, 2, 9)
+    for filters in (known, np.ones_like(known)):
+        loss = lambda x, k=filters: (
+            lax.conv_general_dilated(x, k, (1,), "VALID", feature_group_count=2) ** 2
+        ).sum()
+        for f in (jax.grad(pbkern.jit(loss)), pbkern.jit(jax.grad(loss))):
+            np.testing.assert_allclose(f(image), jax.grad(loss)(image), atol=1e-4)

@@ -18,6 +18,11 @@ def _broadcast(x: np.ndarray, params: dict) -> np.ndarray:
     return np.broadcast_to(x.reshape(unit), shape)
 
 
+def _reshape(x: np.ndarray, params: dict) -> np.ndarray:
+    order = params["dimensions"]
+    return (x if order is None else x.transpose(order)).reshape(params["new_sizes"])
+
+
 def _slice(x: np.ndarray, params: dict) -> np.ndarray:
     steps = params["strides"] or (1,) * x.ndim
     return x[tuple(map(slice, params["start_indices"], params["limit_indices"], steps))]
@@ -26,7 +31,7 @@ def _slice(x: np.ndarray, params: dict) -> np.ndarray:
 # Primitive -> the result's numbers, from the operand's and the parameters.
 VIEWS: dict[str, Callable[[np.ndarray, dict], np.ndarray]] = {
     "broadcast_in_dim": _broadcast,
-    "reshape": lambda x, params: x.reshape(params["new_sizes"]),
+    "reshape": _reshape,
     "squeeze": lambda x, params: x.squeeze(params["dimensions"]),
     "expand_dims": lambda x, params: np.expand_dims(x, params["dimensions"]),
     "transpose": lambda x, params: x.transpose(params["permutation"]),
