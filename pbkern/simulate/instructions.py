@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -305,6 +305,12 @@ def _load(program: PtxProgram, instruction: Instruction) -> Step:
         return _param(program, instruction, dtype)
     names = names_of(instruction.operands[0])
     address, count, memo = address_of(program, instruction.operands[1]), len(names), Memo()
+    # Compilers widen loads over elements that nobody wrote, where nothing uses them.
+    used = [
+        k
+        for k, name in enumerate(names)
+        if not name.startswith("%") or name in program.used_registers
+    ]
 
     def step(gang: Any, mask: Mask) -> None:
         addresses = address(gang)
@@ -314,7 +320,9 @@ def _load(program: PtxProgram, instruction: Instruction) -> Step:
                 if space == "global" and not _is_watched(gang, addresses)
                 else np.broadcast_to(addresses, gang.shape)
             )
-            elements = _widened(read(gang, addresses, None, space, dtype, count, memo), signed)
+            elements = _widened(
+                read(gang, addresses, None, space, dtype, count, memo, used), signed
+            )
             parts = (
                 [elements]
                 if count == 1
@@ -326,7 +334,9 @@ def _load(program: PtxProgram, instruction: Instruction) -> Step:
         if not mask.any():
             return
         elements = _widened(
-            read(gang, np.broadcast_to(addresses, gang.shape), mask, space, dtype, count, memo),
+            read(
+                gang, np.broadcast_to(addresses, gang.shape), mask, space, dtype, count, memo, used
+            ),
             signed,
         )
         for k, name in enumerate(names):
@@ -355,15 +365,19 @@ def read(
     dtype: np.dtype,
     count: int,
     memo: Memo,
+    used: Sequence[int] = (0,),
 ) -> np.ndarray:
-    """Elements at addresses, flat if there is a mask; rows of `count`. Raises Fault."""
+    """Elements at addresses, flat if there is a mask; rows of `count`.
+
+    used: those of a row that have to be written before, in shared memory. Raises Fault.
+    """
     size = dtype.itemsize * count
     active = addresses if mask is None else addresses[mask]
     if _are_apart(active, space):
         every = np.broadcast_to(addresses, gang.shape)
         elements = np.zeros((*gang.shape, count) if count > 1 else gang.shape, dtype)
         for part, its in _parts(gang, every, mask, space):
-            elements[part] = read(gang, every, part, its, dtype, count, memo)
+            elements[part] = read(gang, every, part, its, dtype, count, memo, used)
         return elements if mask is None else elements[mask]
     space = _space_at(active, space)
     if space == "global":
@@ -394,11 +408,12 @@ def read(
     if space == "shared":
         gang.counts.add_shared(addresses, mask, size, memo)
         if memory.shadow is not None:
-            cells = _note(
+            _note(
                 gang, memory.shadow, addresses + gang.rows * memory.stride, mask, size, store=False
             )
             if not gang.launch.unwritten:
-                memory.check_written(cells)
+                for k in used:
+                    memory.check_written((places + k * dtype.itemsize) // memory.shadow.size)
     return memory.view(dtype, count).take(places // size, 0, mode="clip")
 
 
@@ -446,13 +461,12 @@ def _parts(
 
 def _note(
     gang: Any, shadow: Any, offsets: np.ndarray, mask: Mask, size: int, *, store: bool
-) -> np.ndarray:
-    """Marks the cells of an access. Returns them."""
+) -> None:
+    """Marks the cells of an access."""
     pick = (lambda array: array.reshape(-1)) if mask is None else (lambda array: array[mask])
     cells, base, marks = pick(offsets) // shadow.size, pick(gang.base), pick(gang.mark)
     for k in range(max(size // shadow.size, 1)):
         (shadow.store if store else shadow.load)(cells + k, base, marks)
-    return cells
 
 
 def _store(program: PtxProgram, instruction: Instruction) -> Step:

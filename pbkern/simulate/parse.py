@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field
 
@@ -79,6 +80,15 @@ class PtxProgram:
         """Registers that some instruction writes."""
         written = (name for step in self.code for name in step.operands[:1])
         return frozenset(part for name in written for part in re.findall(r"%[\w.]+", name))
+
+    @functools.cached_property
+    def used_registers(self) -> frozenset[str]:
+        """Registers that more than one instruction names: the one that writes them, and another."""
+        names: Counter[str] = Counter()
+        for step in self.code:
+            text = " ".join((*step.operands, step.predicate or ""))
+            names.update(set(re.findall(r"%[\w.]+", text)))
+        return frozenset(name for name, count in names.items() if count > 1)
 
     @functools.cached_property
     def named_predicates(self) -> frozenset[str]:

@@ -176,3 +176,28 @@ def test_two_types_that_no_rule_knows_are_refused():
     x = np.zeros(32, np.float32)
     with pytest.raises(pbkern.errors.InternalError, match=r"mul\.rn\.f32\.f16"):
         run("mul.rn.f32.f16", x, x)
+
+
+HALF_WRITTEN = """.shared .align 16 .b8 s[64];
+setp.ne.u32 %p1, %r1, 0;
+@%p1 bra $over;
+st.shared.b32 [s], %r2;
+st.shared.b32 [s+8], %r3;
+$over:
+bar.sync 0;
+ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [s];
+add.u32 %r8, %r4, {used};
+st.global.b32 [%rd7], %r8;
+ret;
+}}
+"""
+
+
+def test_elements_of_a_wide_load_that_nothing_uses_may_be_unwritten():
+    x, y = np.arange(32, dtype=np.uint32) + 3, np.arange(32, dtype=np.uint32) + 90
+    out = np.zeros(32, np.uint32)
+    head = HEAD.replace(".reg .b32", ".reg .pred %p<2>; .reg .b32")
+    pbkern.simulate_ptx(head + HALF_WRITTEN.format(used="%r6"), 1, 32, [x, y, out])
+    np.testing.assert_array_equal(out, x[0] + y[0])
+    with pytest.raises(SimulationError, match="before it is written"):
+        pbkern.simulate_ptx(head + HALF_WRITTEN.format(used="%r5"), 1, 32, [x, y, out])

@@ -39,7 +39,7 @@ def constant(op: Any, dtype: np.dtype) -> np.ndarray:
     if dtype.kind != "c":
         return dense(op.attributes["value"], dtype)
     shape = tuple(ir.ShapedType(op.results[0].type).shape)
-    text = op.get_asm(large_elements_limit=-1, use_local_scope=True, enable_debug_info=False)
+    text = op.get_asm(use_local_scope=True, enable_debug_info=False)
     return _of_text(text[text.index("dense<") :].rstrip(), shape, dtype)
 
 

@@ -83,6 +83,11 @@ FUNCTIONS = {
     "special functions": (lambda x: lax.erf_inv(jnp.tanh(x)) + lax.lgamma(x) + lax.erfc(x) + jnp.arcsinh(x), normal(4)),
     "bfloat16": (lambda x, w: x @ w * jnp.bfloat16(1.5), normal(4, 8, dtype="bfloat16"), normal(8, 3, dtype="bfloat16")),
     "complex": (lambda x: jnp.abs(jnp.fft.fft(x) * (1 + 2j)), normal(8)),
+    "complex constants": (
+        lambda x: x * np.array([1 + 2j, 3 - 1j, 0, 1j], "complex64") + np.arange(4, dtype="complex64").sum(),
+        normal(4)),
+    "a long complex constant": (lambda x: x * (np.arange(60) * (1 - 2j)).astype("complex64"), normal(60)),
+    "an empty complex constant": (lambda x: jnp.concatenate([x * 1j, np.zeros(0, "complex64")]), normal(3)),
     "bits": (lambda x: jnp.bitwise_count(x) ^ (x << 3) | (x >> 1), integers(9)),
     "booleans": (lambda x: ((x > 0).any(0), (x > 0).all(1), jnp.isnan(x).sum()), normal(3, 4)),
     "slices at computed places": (
