@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import pbkern
 from pbkern.targets.cpu.emit.reductions.horizontal import butterfly_halves
@@ -152,3 +153,36 @@ def test_ends_of_rows_are_stored_in_parts_without_mask_registers(width):
     narrow = dataclasses.replace(TABLE, vector_bits=256)
     texts = [lowered(f, x, places, stage="mlir", machine=m) for m in (TABLE, narrow)]
     assert ["vector.maskedstore" in text for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize("shape", [(9, 21, 3), (4, 17, 2), (1, 5, 3), (3, 1, 4)])
+def test_channels_in_front_of_pixels_walk_as_rows(shape):
+    """Channels are the first dimension of what is computed, and the last in memory: pixels and channels are one row."""
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+    def f(x):
+        planes = jnp.pad(x.transpose(2, 0, 1), ((0, 0), (1, 1), (0, 0)))
+        sums = planes[:, 2:] + 2 * planes[:, 1:-1] + planes[:, :-2]
+        return jnp.maximum(sums.transpose(1, 2, 0), x)
+
+    wide = np.pad(np.float64(x), ((1, 1), (0, 0), (0, 0)))
+    want = np.maximum(wide[2:] + 2 * wide[1:-1] + wide[:-2], x)
+    np.testing.assert_allclose(pbkern.jit(f)(x), want, rtol=1e-6, atol=1e-6)
+
+
+FILTER = np.array([1, 4, 6, 4, 1], np.float32) / 16
+
+
+def test_pixels_and_channels_are_one_dimension():
+    x = jax.ShapeDtypeStruct((64, 80, 3), jnp.float32)
+
+    def f(x):
+        columns = lax.conv_general_dilated(
+            x.transpose(2, 0, 1)[:, None], FILTER[:, None][None, None], (1, 1), "SAME"
+        )
+        rows = lax.conv_general_dilated(columns, FILTER[None][None, None], (1, 1), "SAME")
+        return jnp.maximum(rows[:, 0].transpose(1, 2, 0), x)
+
+    text = pbkern.jit(f).as_text(x, stage="nests").split("guarded")[0]
+    assert "<240" in text
+    assert "<80" not in text

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterator
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_index
@@ -49,12 +50,31 @@ def collapse(nest: Nest, pool: Pool, aliases: Aliases) -> Nest:
     changed = True
     while changed:
         changed = False
-        dims = list(nest.dims)
-        for dim, following in itertools.pairwise(dims):
-            if _joinable(nest, dim, following):
-                nest, changed = _join(nest, dim, following, pool, aliases), True
+        for outer, inner in _pairs(nest):
+            if _joinable(nest, outer, inner):
+                nest, changed = _join(nest, outer, inner, pool, aliases), True
                 break
     return nest
+
+
+def _pairs(nest: Nest) -> Iterator[tuple[str, str]]:
+    """Pairs (outer, inner) that may walk as one: neighbours, and those that a transposed result has the other way round.
+
+    Other pairs have been set apart, as panels are.
+    """
+    yield from itertools.pairwise(nest.dims)
+    if not nest.stores:
+        return
+    store = nest.stores[0]
+    steps = flat_index(store.buf, store.index)
+    moving = [
+        dim
+        for dim, size in nest.dims.items()
+        if size > 1 and dim not in nest.rdims and steps.coefficient(dim)
+    ]
+    for inner, outer in itertools.combinations(moving, 2):
+        if _counts_as_one(steps, outer, inner, nest.dims[inner]):
+            yield outer, inner
 
 
 def _joinable(nest: Nest, outer: str, inner: str) -> bool:
@@ -161,10 +181,11 @@ def _join(nest: Nest, outer: str, inner: str, pool: Pool, aliases: Aliases) -> N
         buf, index = access(store.buf, store.index)
         return store.mapped(rewrite, buf=buf, index=index)
 
+    later = max(outer, inner, key=list(nest.dims).index)
     dims = {
-        dim: extent * nest.dims[outer] if dim == inner else extent
+        inner if dim == later else dim: extent if dim != later else size * nest.dims[outer]
         for dim, extent in nest.dims.items()
-        if dim != outer
+        if dim == later or dim not in (outer, inner)
     }
     return dataclasses.replace(
         nest,
