@@ -78,7 +78,10 @@ def _taps(eqn, weights: np.ndarray) -> np.ndarray | None:
 def _outer_factors(
     taps: np.ndarray, most_terms: int, fewest_taps_per_term: float
 ) -> list[np.ndarray] | None:
-    """Filters along one dimension each, whose outer product is this one, if they have far fewer taps together."""
+    """Filters along one dimension each, whose outer product is this filter.
+
+    None if there are none, or if they have not far fewer taps together than the filter.
+    """
     sizes = [size for size in taps.shape if size > 1]
     few = taps.size < fewest_taps_per_term * sum(sizes)
     if len(sizes) < 2 or few or max(sizes) > most_terms:
@@ -98,6 +101,7 @@ def _outer_factors(
 
 
 def _padded(image, spatial, padding):
+    """The image with zeros around its spatial dimensions, or without elements where padding is negative."""
     if all(low == high == 0 for low, high in padding):
         return image
     config = [(0, 0, 0)] * image.ndim

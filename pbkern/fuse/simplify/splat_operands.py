@@ -11,20 +11,13 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
+from pbkern.core.ops.views import VIEWS
+
 from .facts import Notes
 from .rewrites import FOLDED
 
 # Operations whose result holds the operand's scalar everywhere.
-SPREADING = {
-    "broadcast_in_dim",
-    "reshape",
-    "squeeze",
-    "expand_dims",
-    "transpose",
-    "slice",
-    "rev",
-    "copy",
-}
+SPREADING = VIEWS.keys()
 # Operations that rewrites compute on scalars, if all operands are splats.
 FOLDING = {*FOLDED, "convert_element_type", "select_n"}
 # Operations on booleans -> the operand that is the result, whatever the other operand is.
