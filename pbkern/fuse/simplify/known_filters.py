@@ -117,9 +117,22 @@ def _sum_of_slices(image, taps: np.ndarray, spatial, dilation):
         shape[dim] -= (size - 1) * apart
     terms = []
     for at in itertools.product(*map(range, taps.shape)):
-        starts = [0] * image.ndim
-        for dim, k, apart in zip(spatial, at, dilation):
-            starts[dim] = k * apart
-        part = lax.slice(image, starts, [start + size for start, size in zip(starts, shape)])
+        part = slice_of_tap(image, at, spatial, dilation, shape)
         terms.append(part if taps[at] == 1 else lax.mul(part, taps[at]))
     return functools.reduce(lax.add, terms)
+
+
+def slice_of_tap(image, tap, spatial, dilation, shape):
+    """The elements of an image that a tap of a filter meets, for a result of this shape.
+
+    Args:
+      image: without strides, and padded.
+      tap: its place in the filter, along each spatial dimension.
+      spatial: the image's dimensions that the filter moves along.
+      dilation: elements from one tap to the next, along each of them.
+      shape: the result's, in the image's order of dimensions.
+    """
+    starts = [0] * image.ndim
+    for dim, k, apart in zip(spatial, tap, dilation):
+        starts[dim] = k * apart
+    return lax.slice(image, starts, [start + size for start, size in zip(starts, shape)])

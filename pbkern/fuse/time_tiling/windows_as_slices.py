@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from pbkern.fuse.simplify.driver import Rewrite
+from pbkern.fuse.simplify.known_filters import slice_of_tap
 
 from .limits import TimeTilingLimits
 
@@ -70,11 +71,11 @@ def _convolution_as_slices(eqn, operands, limits: TimeTilingLimits):
     taps, spatial = numbers.rhs_spec[2:], numbers.lhs_spec[2:]
     terms = []
     for at in itertools.product(*(range(kernel.shape[axis]) for axis in taps)):
-        starts, tap = [0] * x.ndim, [slice(None)] * kernel.ndim
-        for k, dim, dilation, along in zip(at, spatial, params["rhs_dilation"], taps):
-            starts[dim], tap[along] = k * dilation, slice(k, k + 1)
+        tap = [slice(None)] * kernel.ndim
+        for k, along in zip(at, taps):
+            tap[along] = slice(k, k + 1)
         weights = lax.reshape(kernel[tuple(tap)], (params["feature_group_count"],))
-        part = lax.slice(x, starts, [start + size for start, size in zip(starts, shape)])
+        part = slice_of_tap(x, at, spatial, params["rhs_dilation"], shape)
         terms.append(part * lax.broadcast_in_dim(weights, shape, (numbers.lhs_spec[1],)))
     return [functools.reduce(lax.add, terms)]
 
