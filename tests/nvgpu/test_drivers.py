@@ -74,11 +74,11 @@ def compiled(f, x, **options):
 def entry(made, found) -> tuple:
     """(function of arrays and a stream, bytes of temporaries): the handler as XLA calls it, on the calling thread's device. It
     returns the text of an error, or None."""
-    image, temporaries = handler(made, found)
-    run = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(image.address("pbk_handler"))
+    linked = handler(made, found)
+    run = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(linked.image.address("pbk_handler"))
 
     def call(*arrays, stream=0xABC):
-        arena = np.zeros(max(temporaries, 1), "u1")
+        arena = np.zeros(max(linked.temporaries, 1), "u1")
         given, kept = frame([*arrays, arena], stream)
         texts = []
 
@@ -91,7 +91,7 @@ def entry(made, found) -> tuple:
         assert (run(ctypes.addressof(given)) == 0xE) == bool(texts)
         return texts[0] if texts else None
 
-    call.image = image
+    call.image = linked.image
     return call
 
 

@@ -154,11 +154,11 @@ def test_the_handler_for_cuda_takes_its_stream_from_xla():
     build, _ = pbkern.jit(lambda x: x * 2 + 1, compile_options=GPU).build((X,), {})
     compiled = target.compile(build.plan.programs()[0], CompileOptions(target="nvgpu"))
     streams = WithStreams()
-    image, temporaries = handler(compiled, streams)
+    linked = handler(compiled, streams)
     result = np.zeros_like(X)
-    made, kept = frame([X, result, np.zeros(max(temporaries, 1), np.uint8)], 0xABC)
+    made, kept = frame([X, result, np.zeros(max(linked.temporaries, 1), np.uint8)], 0xABC)
     assert (
-        ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(image.address("pbk_handler"))(
+        ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(linked.image.address("pbk_handler"))(
             ctypes.addressof(made)
         )
         is None

@@ -1,4 +1,4 @@
-"""A HostProgram with the code of its kernels, for devices of every vendor."""
+"""A program with the code of its kernels, for devices of every vendor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
-from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.host_program import HostProgram, ProgramSignature
+from pbkern.targets.host.objects.elf_loader import Image
 
 from .emit.kernel import ThreadFunction
 
@@ -33,23 +34,50 @@ class KernelCode(Protocol):
 C = TypeVar("C", bound=KernelCode)
 
 
-@dataclass(eq=False)
-class DeviceProgram(Generic[C]):
-    """One program.
+@dataclass(frozen=True)
+class LinkedHandler:
+    """Code of this computer that launches a program's kernels by one driver (launch/handler.py).
 
     Attributes:
-      program: without last stages. codes: by id of its kernels. options: CompileOptions. times:
-        milliseconds per stage.
-      handlers: by driver, the handler's code and the bytes of temporaries of a call. names: by
-        driver, the one that XLA knows.
+      image: in memory. key: that of its object file on disk.
+      temporaries: bytes of memory on the device that a call brings.
+    """
+
+    image: Image
+    key: str
+    temporaries: int
+
+
+@dataclass(eq=False)
+class LoadedDeviceProgram(Generic[C]):
+    """One program that can be launched, compiled in this process or in an earlier one.
+
+    Attributes:
+      kernels: code of each, in the order in which the program has them.
+      handlers: by driver. names: by driver, the one that XLA knows.
+    """
+
+    signature: ProgramSignature
+    kernels: tuple[C, ...]
+    handlers: dict[Any, LinkedHandler] = field(default_factory=dict)
+    names: dict[Any, str] = field(default_factory=dict)
+
+    def distinct(self) -> list[C]:
+        return list(dict.fromkeys(self.kernels))
+
+
+@dataclass(eq=False, kw_only=True)
+class DeviceProgram(LoadedDeviceProgram[C]):
+    """A program whose steps are known.
+
+    Attributes:
+      program: without last stages. codes: by id of its kernels. keys: of their code on disk, by id; None where no other
+        process can use it.
+      times: milliseconds per stage.
     """
 
     program: HostProgram
     codes: Mapping[int, C]
+    keys: Mapping[int, str | None]
     options: CompileOptions
     times: dict[str, float] = field(default_factory=dict)
-    handlers: dict[Any, tuple[Any, int]] = field(default_factory=dict)
-    names: dict[Any, str] = field(default_factory=dict)
-
-    def distinct(self) -> list[C]:
-        return list(dict.fromkeys(self.codes.values()))

@@ -30,11 +30,12 @@ from pbkern.targets.params import DimensionSemantics
 from . import kept_code
 from .backend import ThreadBackend
 from .emit.kernel import ThreadFunction, alignment_of
-from .launch.call import direct_entry, launched_call
+from .launch.call import add_stored, direct_entry, handler_of, launched_call
 from .launch.driver import Driver
+from .launch.handler import argument_sizes
 from .options import ThreadOptions
 from .params import ThreadParams
-from .program import DeviceProgram, KernelCode
+from .program import DeviceProgram, KernelCode, LoadedDeviceProgram
 from .step_report import step_report
 
 if TYPE_CHECKING:
@@ -143,43 +144,61 @@ class ThreadTarget(abc.ABC):
                 hint="leave it out",
             )
         program, start = in_stages(program), time.perf_counter()
-        backend, codes = self.backend_of(options.device), {}
-        shared: dict[tuple[tuple, ThreadOptions], KernelCode] = {}
+        backend, codes, keys = self.backend_of(options.device), {}, {}
+        shared: dict[tuple[tuple, ThreadOptions], tuple[KernelCode, str | None]] = {}
         for n, kernel in enumerate(program.kernels()):
             build = backend.build_options(kernel, options, program)
             like = kernel.content, build
-            code = shared.get(like) or self._code(kernel, build, f"k{n}_{kernel.name}", backend)
+            code, key = shared.get(like) or self._code(
+                kernel, build, f"k{n}_{kernel.name}", backend
+            )
             if code.function.is_shared:
-                shared[like] = code
-            codes[id(kernel)] = code
-        compiled = self.compiled_class(program, codes, options)
+                shared[like] = code, key
+            codes[id(kernel)], keys[id(kernel)] = code, key
+        compiled = self.compiled_class(
+            program.signature,
+            tuple(codes.values()),
+            program=program,
+            codes=codes,
+            keys=keys,
+            options=options,
+        )
         compiled.times |= {"code": (time.perf_counter() - start) * 1e3}
         return compiled
 
     def _code(
         self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend
-    ) -> KernelCode:
-        """Finds what this process or the disk has, else makes the code now."""
+    ) -> tuple[KernelCode, str | None]:
+        """Finds what this process or the disk has, else makes the code now.
+
+        Returns the code and its key, None where no other process can use it.
+        """
         key = kept_code.key(kernel, name, options, backend.kind)
         if fallback.is_failing():
-            return self._lowered(kernel, options, name, backend)
-        if key not in self._codes:
-            store = disk_cache.current()
-            payload = store.get(self.name, key) if store else None
-            if store and payload is not None:
-                try:
-                    function, image = kept_code.unpacked(payload)
-                    self._codes[key] = self.make(function, backend.kind, image)
-                    return self._codes[key]
-                except (ValueError, TypeError, zlib.error):  # no entry of ours: make it anew
-                    store.remove(self.name, key)
+            return self._lowered(kernel, options, name, backend), None
+        store = disk_cache.current()
+        code = self._stored(store, key, backend)
+        if code is None:
             code = self._lowered(kernel, options, name, backend)
             if not code.function.is_shared:
-                return code
+                return code, None
             self._codes[key] = code
             if store:
                 store.put(self.name, key, kept_code.packed(code.function, self.image(code)))
-        return self._codes[key]
+        return code, key
+
+    def _stored(
+        self, store: DiskStore | None, key: str, backend: ThreadBackend
+    ) -> KernelCode | None:
+        """The code under a key that this process or the disk has."""
+        payload = store.get(self.name, key) if store and key not in self._codes else None
+        if store and payload is not None:
+            try:
+                function, image = kept_code.unpacked(payload)
+                self._codes[key] = self.make(function, backend.kind, image)
+            except (ValueError, TypeError, zlib.error):  # no entry of ours: make it anew
+                store.remove(self.name, key)
+        return self._codes.get(key)
 
     def _lowered(
         self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend
@@ -204,19 +223,39 @@ class ThreadTarget(abc.ABC):
             backend.emit,
         )
 
-    def reference(self, store: DiskStore, compiled: DeviceProgram) -> None:
-        return None  # a handler is made of the program's steps, which are not stored
+    def reference(self, store: DiskStore, compiled: DeviceProgram) -> dict[str, Any] | None:
+        """Keys of the kernels' code and of the handler's, and what a driver has to know of them."""
+        for kernel, key in compiled.keys.items():
+            if key is None:
+                return None
+            if store.get(self.name, key) is None:  # compiled for another store, or removed since
+                code = compiled.codes[kernel]
+                store.put(self.name, key, kept_code.packed(code.function, self.image(code)))
+        return {
+            "architecture": self.backend_of(compiled.options.device).kind.architecture,
+            "kernels": list(compiled.keys.values()),
+            "argument_sizes": argument_sizes(compiled),
+            "handler": handler_of(compiled, self.driver()).key,
+        }
 
     def load(
         self, store: DiskStore, signature: ProgramSignature, reference: Mapping[str, Any]
-    ) -> None:
-        return None
+    ) -> LoadedDeviceProgram | None:
+        backend = self.backend_of(reference["architecture"])
+        codes = [self._stored(store, key, backend) for key in reference["kernels"]]
+        kernels = tuple(code for code in codes if code is not None)
+        if len(kernels) < len(codes):
+            return None
+        loaded = LoadedDeviceProgram(signature, kernels)
+        sizes = [tuple(row) for row in reference["argument_sizes"]]
+        found = add_stored(loaded, self.driver(), store, reference["handler"], sizes)
+        return loaded if found else None
 
-    def call(self, compiled: DeviceProgram, label: str, operands: Sequence) -> list:
+    def call(self, compiled: LoadedDeviceProgram, label: str, operands: Sequence) -> list:
         return launched_call(compiled, label, operands, self.driver())
 
     def direct_entry(
-        self, compiled: DeviceProgram
+        self, compiled: LoadedDeviceProgram
     ) -> tuple[Callable[[bytes, int, int], None], int]:
         """See launch/call.py: for callers whose arrays XLA does not have.
 
@@ -229,7 +268,7 @@ class ThreadTarget(abc.ABC):
         return alignment_of(nbytes)
 
     def call_into(
-        self, compiled: DeviceProgram, label: str, operands: Sequence, places: Sequence
+        self, compiled: LoadedDeviceProgram, label: str, operands: Sequence, places: Sequence
     ) -> tuple[list, Any]:
         return self.call(compiled, label, operands), None
 
@@ -244,7 +283,7 @@ class ThreadTarget(abc.ABC):
                 return "\n".join(code.function.text for code in codes)
         return "\n".join(self.show(code, stage) for code in codes)
 
-    def memory(self, compiled: DeviceProgram) -> tuple[int, int]:
+    def memory(self, compiled: LoadedDeviceProgram) -> tuple[int, int]:
         codes = compiled.distinct()
         scratch = max(
             (code.function.global_bytes * code.function.blocks for code in codes), default=0

@@ -10,61 +10,81 @@ import jax
 import numpy as np
 
 from pbkern import _jax
-from pbkern.core.errors import TargetError
-from pbkern.targets.host.objects.elf_loader import Image
-from pbkern.targets.simt.program import DeviceProgram
+from pbkern.core.errors import InternalError, TargetError
+from pbkern.core.process.disk_cache import DiskStore
+from pbkern.targets.simt.program import DeviceProgram, LinkedHandler, LoadedDeviceProgram
 
 from .driver import Driver
-from .handler import handler
+from .handler import handler, stored_handler
 
 _serial = itertools.count()
-_images: list[Image] = []  # of handlers: XLA keeps their addresses
+_handlers: list[LinkedHandler] = []  # XLA keeps their addresses
 
 
-def launched_call(compiled: DeviceProgram, label: str, operands: Sequence, driver: Driver) -> list:
+def launched_call(
+    compiled: LoadedDeviceProgram, label: str, operands: Sequence, driver: Driver
+) -> list:
     """Results of the program on operands of the driver's platform, for functions that are compiled."""
     name, temporaries = _registered(compiled, driver)
-    results = [
-        jax.ShapeDtypeStruct(output.type.shape, output.type.dtype)
-        for output in compiled.program.outputs
-    ]
+    signature = compiled.signature
+    results = [jax.ShapeDtypeStruct(output.shape, output.dtype) for output in signature.outputs]
     memory = jax.ShapeDtypeStruct((temporaries,), np.uint8)
-    shared = compiled.program.shared_arrays().items()
-    return _jax.ffi_call(name, label, [*results, memory], operands, shared)[: len(results)]
+    types = [*results, memory]
+    return _jax.ffi_call(name, label, types, operands, signature.shared)[: len(results)]
 
 
-def _registered(compiled: DeviceProgram, driver: Driver) -> tuple[str, int]:
+def _registered(compiled: LoadedDeviceProgram, driver: Driver) -> tuple[str, int]:
     """(name under which XLA knows the handler for this driver, bytes of temporaries).
 
     XLA keeps it, so the process does.
     """
-    image, temporaries = _made(compiled, driver)
+    linked = handler_of(compiled, driver)
     if driver not in compiled.names:
-        name = f"pbkern_gpu_{next(_serial)}_{compiled.program.name}"
-        jax.ffi.register_ffi_target(
-            name, jax.ffi.pycapsule(image.address("pbk_handler")), platform=driver.platform
-        )
+        name = f"pbkern_gpu_{next(_serial)}_{compiled.signature.name}"
+        address = jax.ffi.pycapsule(linked.image.address("pbk_handler"))
+        jax.ffi.register_ffi_target(name, address, platform=driver.platform)
         compiled.names[driver] = name
-    return compiled.names[driver], temporaries
+    return compiled.names[driver], linked.temporaries
 
 
-def _made(compiled: DeviceProgram, driver: Driver) -> tuple[Image, int]:
+def handler_of(compiled: LoadedDeviceProgram, driver: Driver) -> LinkedHandler:
+    """The program's handler for a driver, which is made once."""
     if driver not in compiled.handlers:
+        if not isinstance(compiled, DeviceProgram):
+            raise InternalError(
+                f"program `{compiled.signature.name}` was read from disk for another driver"
+            )
         compiled.handlers[driver] = handler(compiled, driver)
-        _images.append(compiled.handlers[driver][0])
+        _handlers.append(compiled.handlers[driver])
     return compiled.handlers[driver]
 
 
+def add_stored(
+    compiled: LoadedDeviceProgram,
+    driver: Driver,
+    store: DiskStore,
+    key: str,
+    sizes: Sequence[tuple[int, ...]],
+) -> bool:
+    """Gives a program the handler that an earlier process has stored; False where the store has it no more."""
+    linked = stored_handler(store, key, compiled.kernels, sizes, driver)
+    if linked is None:
+        return False
+    compiled.handlers[driver] = linked
+    _handlers.append(linked)
+    return True
+
+
 def direct_entry(
-    compiled: DeviceProgram, driver: Driver
+    compiled: LoadedDeviceProgram, driver: Driver
 ) -> tuple[Callable[[bytes, int, int], None], int]:
     """(f(addresses, temporaries, stream), bytes of temporaries): the program on addresses of inputs, then results.
 
     f is called in a thread that is on the device. It raises TargetError with what the driver says.
     """
-    image, temporaries = _made(compiled, driver)
+    linked = handler_of(compiled, driver)
     call = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)(
-        image.address("pbk_direct")
+        linked.image.address("pbk_direct")
     )
 
     def run(addresses: bytes, arena: int, stream: int) -> None:
@@ -72,4 +92,4 @@ def direct_entry(
         if error is not None:
             raise TargetError(error.decode())
 
-    return run, temporaries
+    return run, linked.temporaries

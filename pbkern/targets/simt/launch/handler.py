@@ -5,6 +5,12 @@
     @pbk_main(call, buffers, temporaries)    the steps; `call` holds the stream, the first error, the kernel that it is of, and
                                              the device
 
+It does not hold the addresses of the driver's table and of kernels' rows of handles: they are symbols of its object file, so
+that later processes can load it.
+
+    @pbk_table, @pbk_recent    of the driver (driver.py)
+    @pbk_row<n>                row of the program's kernel n
+
 After an error no further step does anything. Conditions of loops and branches, recorded times,
 prints and checks are read back from the device, which waits for the stream: such a call cannot be
 part of a command buffer, and the handler tells XLA so.
@@ -17,14 +23,21 @@ from collections.abc import Mapping, Sequence
 
 from pbkern.core.errors import InternalError
 from pbkern.core.lazy_dataclass import dataclass
+from pbkern.core.process import disk_cache
+from pbkern.core.process.disk_cache import DiskStore
 from pbkern.dsl.host_program import BufferView, Cond, HostProgram, HostWhile, Launch, Step
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir
 from pbkern.targets.host.objects import object_files
-from pbkern.targets.host.objects.elf_loader import Image
+from pbkern.targets.host.objects.object_code import (
+    ObjectCode,
+    find_code,
+    stored_code,
+    stored_key,
+)
 from pbkern.targets.host.program_text import HostText, Temporaries
 from pbkern.targets.host.runtime import xla
-from pbkern.targets.simt.program import DeviceProgram
+from pbkern.targets.simt.program import DeviceProgram, KernelCode, LinkedHandler
 
 from .driver import BEYOND, DEVICES, NAMES, RECENT_LAUNCHES, Driver
 
@@ -86,11 +99,11 @@ def _aligned(size: int) -> int:
 class DriverSteps:
     """See host.program_text.StepHooks: steps by the driver's functions.
 
-    handles: of kernels that are loaded, by id.
+    rows: symbols of the rows of handles, by id of the kernels.
     """
 
     compiled: DeviceProgram
-    handles: Mapping[int, int]
+    rows: Mapping[int, str]
     places: KernelMemory
 
     def copy(self, text: HostText, destination: str, source: str, size: int) -> None:
@@ -126,20 +139,21 @@ class DriverSteps:
             pointers.append(self._cleared(text, function.reports.cleared_bytes))
         # The driver is given addresses of arguments.
         places = _pointers(text, [_pointers(text, [pointer]) for pointer in pointers])
-        handle = self.handles[id(step.kernel)]
-        numbers = (handle, function.blocks, function.threads, function.dynamic_shared_bytes)
-        passed = ", ".join([*map(text.const, numbers), places])
+        address = text.put(f"llvm.mlir.addressof @{self.rows[id(step.kernel)]} : !llvm.ptr")
+        row = text.put(f"llvm.ptrtoint {address} : !llvm.ptr to i64")
+        numbers = (function.blocks, function.threads, function.dynamic_shared_bytes)
+        passed = ", ".join([row, *map(text.const, numbers), places])
         text.lines.append(
             f"func.call @pbk_launch(%frame, {passed}) : (!llvm.ptr, i64, i64, i64, i64, !llvm.ptr) -> ()"
         )
         if function.profile:
             text.lines.append(
-                f"func.call @pbk_record(%frame, {text.const(handle)}, {recorded}) : "
+                f"func.call @pbk_record(%frame, {row}, {recorded}) : "
                 "(!llvm.ptr, i64, !llvm.ptr) -> ()"
             )
         if function.reports:
             text.lines.append(
-                f"func.call @pbk_report(%frame, {text.const(handle)}, {pointers[-1]}, {handed}) : "
+                f"func.call @pbk_report(%frame, {row}, {pointers[-1]}, {handed}) : "
                 "(!llvm.ptr, i64, !llvm.ptr, !llvm.ptr) -> ()"
             )
 
@@ -168,6 +182,9 @@ def _pointers(text: HostText, pointers: Sequence[str]) -> str:
 
 
 _MAIN = """
+llvm.mlir.global external @pbk_table() : i64
+llvm.mlir.global external @pbk_recent() : i64
+
 func.func private @pbk_failed(%call: !llvm.ptr) -> i1 {{
   %p = llvm.getelementptr %call[{CALL_ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
   %rc = llvm.load %p : !llvm.ptr -> i32
@@ -189,9 +206,8 @@ func.func private @pbk_note(%call: !llvm.ptr, %rc: i32, %kernel: i64) {{
 }}
 
 func.func private @pbk_entry(%at: i64) -> !llvm.ptr {{
-  %table = arith.constant {table} : i64
-  %place = arith.addi %table, %at : i64
-  %p = llvm.inttoptr %place : i64 to !llvm.ptr
+  %table = llvm.mlir.addressof @pbk_table : !llvm.ptr
+  %p = llvm.getelementptr %table[%at] : (!llvm.ptr, i64) -> !llvm.ptr, i8
   %f = llvm.load %p : !llvm.ptr -> !llvm.ptr
   return %f : !llvm.ptr
 }}
@@ -283,9 +299,8 @@ func.func private @pbk_launched(%call: !llvm.ptr, %kernel: i64, %handle: !llvm.p
     %device = llvm.load %devicep : !llvm.ptr -> i64
     %stride = arith.constant {RING_BYTES} : i64
     %offset = arith.muli %device, %stride : i64
-    %first = arith.constant {recent} : i64
-    %place = arith.addi %first, %offset : i64
-    %countp = llvm.inttoptr %place : i64 to !llvm.ptr
+    %first = llvm.mlir.addressof @pbk_recent : !llvm.ptr
+    %countp = llvm.getelementptr %first[%offset] : (!llvm.ptr, i64) -> !llvm.ptr, i8
     %count = llvm.load %countp : !llvm.ptr -> i64
     %size = arith.constant {RECENT_LAUNCHES} : i64
     %slot = arith.remui %count, %size : i64
@@ -477,15 +492,64 @@ func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
 """
 
 
-def handler(compiled: DeviceProgram, driver: Driver) -> tuple[Image, int]:
-    """(the handler's code, bytes of temporaries that a call brings).
+def handler(compiled: DeviceProgram, driver: Driver) -> LinkedHandler:
+    """A program's handler for a driver: what the store has, else made now and stored.
 
     No driver is asked for anything.
     """
-    handles = {k: driver.load(code, _sizes(compiled, k)) for k, code in compiled.codes.items()}
+    text, temporaries = _handler_text(compiled, driver)
+    sizes = argument_sizes(compiled)
+    symbols = _symbols(compiled.kernels, sizes, driver)
+
+    def make() -> ObjectCode:
+        module = object_files.host_module(text)
+        mlir.check_lowered(module)
+        level = object_files.VECTOR_OPT_LEVEL
+        return ObjectCode((mlir.object_code(module, level, "pbk_handler", symbols),), temporaries)
+
+    key = disk_cache.digest(text)
+    _, image, _ = stored_code(key, symbols, make)
+    return LinkedHandler(image, stored_key(key), temporaries)
+
+
+def stored_handler(
+    store: DiskStore,
+    key: str,
+    kernels: Sequence[KernelCode],
+    sizes: Sequence[tuple[int, ...]],
+    driver: Driver,
+) -> LinkedHandler | None:
+    """The handler whose object file an earlier process has stored under `key`, with `sizes` of its kernels' arguments.
+
+    None where the store has it no more.
+    """
+    found = find_code(store, key, _symbols(kernels, sizes, driver))
+    return found and LinkedHandler(found[1], key, found[0].arena_bytes)
+
+
+def argument_sizes(compiled: DeviceProgram) -> list[tuple[int, ...]]:
+    """Bytes of each argument of each kernel."""
+    return [_sizes(compiled, kernel) for kernel in compiled.codes]
+
+
+def _symbols(
+    kernels: Sequence[KernelCode], sizes: Sequence[tuple[int, ...]], driver: Driver
+) -> dict[str, int]:
+    """Addresses of what a handler's object file lacks."""
+    rows = {_row(n): driver.load(code, size) for n, (code, size) in enumerate(zip(kernels, sizes))}
+    return {"pbk_table": driver.table, "pbk_recent": ctypes.addressof(driver.recent), **rows}
+
+
+def _row(number: int) -> str:
+    return f"pbk_row{number}"
+
+
+def _handler_text(compiled: DeviceProgram, driver: Driver) -> tuple[str, int]:
+    """(MLIR of a program's handler, bytes of temporaries that a call brings)."""
+    rows = {kernel: _row(n) for n, kernel in enumerate(compiled.codes)}
     memory = Temporaries.of(compiled.program, lambda kernel: _copied(compiled, kernel))
     places = KernelMemory.of(compiled, memory.nbytes)
-    text = HostText(compiled.program, memory, DriverSteps(compiled, handles, places))
+    text = HostText(compiled.program, memory, DriverSteps(compiled, rows, places))
     text.steps(compiled.program.steps)
     constants = {
         "CALL_ERROR": CALL_ERROR,
@@ -495,8 +559,6 @@ def handler(compiled: DeviceProgram, driver: Driver) -> tuple[Image, int]:
         "BEYOND": BEYOND,
         "RECENT_LAUNCHES": RECENT_LAUNCHES,
         "RING_BYTES": 8 * (1 + RECENT_LAUNCHES),
-        "table": driver.table,
-        "recent": ctypes.addressof(driver.recent),
         **{name: 8 * k for k, name in enumerate(NAMES)},
     }
     count = max(len(compiled.program.inputs) + len(compiled.program.outputs), 1)
@@ -508,16 +570,14 @@ def handler(compiled: DeviceProgram, driver: Driver) -> tuple[Image, int]:
         stream=_STREAM if driver.platform != "cpu" else "",
         gathered=_gathered(compiled.program),
     )
-    functions = [kernel_code.function for kernel_code in compiled.codes.values()]
+    functions = [kernel_code.function for kernel_code in compiled.kernels]
     waits = _reads_back(compiled.program.steps) or any(
         function.profile or function.reports for function in functions
     )
     traits = 0 if waits else COMMAND_BUFFERS
-    parts = [text.text(), _MAIN.format(**constants), xla.metadata_text(traits), entry]
-    module = object_files.host_module("\n".join(parts))
-    mlir.check_lowered(module)
-    code = mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, "pbk_handler", {})
-    return Image(code, {}), places.end
+    globals_ = [f"llvm.mlir.global external @{row}() : i64" for row in rows.values()]
+    parts = [*globals_, text.text(), _MAIN.format(**constants), xla.metadata_text(traits), entry]
+    return "\n".join(parts), places.end
 
 
 def _copied(compiled: DeviceProgram, kernel: Kernel) -> Sequence[int]:
