@@ -248,8 +248,8 @@ class ThreadTarget(abc.ABC):
             return None
         loaded = LoadedDeviceProgram(signature, kernels)
         sizes = [tuple(row) for row in reference["argument_sizes"]]
-        found = add_stored(loaded, self.driver(), store, reference["handler"], sizes)
-        return loaded if found else None
+        is_complete = add_stored(loaded, self.driver(), store, reference["handler"], sizes)
+        return loaded if is_complete else None
 
     def call(self, compiled: LoadedDeviceProgram, label: str, operands: Sequence) -> list:
         return launched_call(compiled, label, operands, self.driver())

@@ -523,8 +523,11 @@ def stored_handler(
 
     None where the store has it no more.
     """
-    found = find_code(store, key, _symbols(kernels, sizes, driver))
-    return found and LinkedHandler(found[1], key, found[0].arena_bytes)
+    loaded = find_code(store, key, _symbols(kernels, sizes, driver))
+    if loaded is None:
+        return None
+    code, image = loaded
+    return LinkedHandler(image, key, code.arena_bytes)
 
 
 def argument_sizes(compiled: DeviceProgram) -> list[tuple[int, ...]]:
