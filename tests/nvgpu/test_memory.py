@@ -244,3 +244,35 @@ def test_one_kernel(name):
 def test_bias_and_gelu_are_one_kernel():
     types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 768), (768,))]
     assert_kernels(pbkern.jit(lambda x, b: jax.nn.gelu(x + b), compile_options=GPU), types, 1)
+
+
+@pytest.mark.parametrize(
+    "f", [jnp.exp, jnp.cos, jax.nn.sigmoid, lambda x: jnp.exp(jnp.cumsum(x, 1))]
+)
+@pytest.mark.parametrize(
+    ("shape", "start", "stop"),
+    [((15, 15), 0, 14), ((26, 7), 16, 26), ((33, 5), 1, 32), ((90, 3), 2, 77)],
+)
+def test_places_outside_rows_that_begin_amid_a_sector_read_nothing(f, shape, start, stop):
+    """The simulator refuses reads of what is outside of arrays, or not written yet."""
+    (x,) = arrays([shape])
+    found = pbkern.simulate(lambda x: f(x)[start:stop], x)
+    want = np.asarray(f(x.astype("f8")))[start:stop]
+    np.testing.assert_allclose(found.results, want, rtol=1e-5, atol=1e-6)
+
+
+def test_places_outside_ragged_blocks_read_nothing():
+    spec = pbkern.BlockSpec((16, 7), lambda i, j: (i, j))
+
+    @pbkern.kernel(
+        grid=(2, 1),
+        in_specs=[spec],
+        out_specs=spec,
+        out_shape=jax.ShapeDtypeStruct((26, 7), "float32"),
+    )
+    def cosines(a, o):
+        o[...] = jnp.cos(a[...])
+
+    (x,) = arrays([(26, 7)])
+    (result,) = pbkern.simulate(cosines, x).results
+    np.testing.assert_allclose(result, np.cos(x), rtol=1e-5, atol=1e-6)
