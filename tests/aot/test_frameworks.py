@@ -114,6 +114,33 @@ def test_a_librarys_arrays_are_row_major(tmp_path):
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+def with_tensors(torch):
+    """Parameters and buffers are weights; a plain attribute and tensors of numbers are constants."""
+
+    class WithTensors(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 4)
+            self.scales = torch.arange(4.0)
+            self.register_buffer("offset", torch.ones(4) * 2)
+
+        def forward(self, x):
+            chosen = self.linear(x) * self.scales + self.offset
+            return chosen[torch.tensor([1, 0, 1])] * torch.tensor(0.5), torch.tensor([3, 4])
+
+    return WithTensors().eval()
+
+
+def test_tensors_of_numbers_are_constants(tmp_path):
+    torch = pytest.importorskip("torch")
+    model, x = with_tensors(torch), torch.from_numpy(uniform(2, 3))
+    library = pbkern.polyblocks_aot_torch(output=tmp_path)(model)(x)
+    weights = [model.linear.weight, model.linear.bias, model.offset]
+    results = library.load()(x.numpy(), *(weight.detach().numpy() for weight in weights))
+    for got, want in zip(results, model(x), strict=True):
+        np.testing.assert_allclose(got, want.detach().numpy(), rtol=1e-5)
+
+
 def test_what_torch_modules_may_not_do(tmp_path):
     torch = pytest.importorskip("torch")
     x = torch.from_numpy(uniform(2, 3, 9, 9))

@@ -1,6 +1,7 @@
 """Module, function or torch.export's program -> Exported: a jaxpr whose parameters and buffers are operands behind the inputs.
 
-Those that nothing reads are none.
+Those that nothing reads are none. Other tensors, which a function makes of numbers or a module has as plain attributes, are
+constants of the jaxpr.
 """
 
 from __future__ import annotations
@@ -146,18 +147,24 @@ def _exported(
     specs = program.graph_signature.input_specs
     tensors = [k for k, example in enumerate(examples) if isinstance(example, torch.Tensor)]
     inputs = [tensor for tensor in tensors if specs[tensor].kind is InputKind.USER_INPUT]
-    other_tensors = [
+    values = program.state_dict | program.constants
+    weights = [
         tensor
         for tensor in tensors
-        if specs[tensor].kind is not InputKind.USER_INPUT and placeholders[tensor].users
+        if specs[tensor].kind in (InputKind.PARAMETER, InputKind.BUFFER)
+        and placeholders[tensor].users
     ]
-    order = [tensors.index(place) for place in (*inputs, *other_tensors)]
+    constants = {
+        tensors.index(tensor): array_of(values[specs[tensor].target])
+        for tensor in tensors
+        if specs[tensor].kind is InputKind.CONSTANT_TENSOR
+    }
+    order = [tensors.index(place) for place in (*inputs, *weights)]
     names = [placeholders[operand].name for operand in inputs] + [
-        specs[other].target or placeholders[other].name for other in other_tensors
+        specs[weight].target or placeholders[weight].name for weight in weights
     ]
-    values = program.state_dict | program.constants
     return Exported(
-        _ordered(captured, order, tensors),
+        _ordered(captured, order, tensors, constants),
         tuple(names),
         tuple(array_of(values[name]) for name in names[len(inputs) :]),
     )
@@ -215,14 +222,23 @@ def _check(program: torch.export.ExportedProgram) -> None:
         )
 
 
-def _ordered(captured: Any, order: list[int], tensors: list[int]) -> jex.ClosedJaxpr:
-    """The captured jaxpr with its operands in another order, results that are operands among its results."""
+def _ordered(
+    captured: Any, order: list[int], tensors: list[int], constants: Mapping[int, np.ndarray]
+) -> jex.ClosedJaxpr:
+    """The captured jaxpr with its operands in another order, results that are operands among its results.
+
+    constants: values of operands, by number, that it is given.
+    """
     run = jex.jaxpr_as_fun(captured.jaxpr)
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in captured.jaxpr.in_avals]
 
     def ordered(*arrays: Any) -> list:
         given = [
-            arrays[order.index(k)] if k in order else jnp.zeros(type_.shape, type_.dtype)
+            arrays[order.index(k)]
+            if k in order
+            else jnp.asarray(constants[k])
+            if k in constants
+            else jnp.zeros(type_.shape, type_.dtype)
             for k, type_ in enumerate(types)
         ]
         results = run(*given)
