@@ -9,12 +9,14 @@ import pbkern
 from pbkern.lower.mlir.operation import Operation, Region
 from pbkern.targets.cpu.emit.interleave_chains import (
     MOST_INTERLEAVED,
-    MOST_LIVE,
+    MOST_LIVE_OF_TWO,
     SHORTEST_INTERLEAVED,
     interleaved,
 )
 
 VECTOR = "vector<16xf32>"
+REGISTERS = 32
+MOST_LIVE = MOST_LIVE_OF_TWO * REGISTERS // 2
 
 
 def load(result: str) -> Operation:
@@ -45,12 +47,12 @@ def loads_and_steps(name: str, count: int) -> list[Operation]:
 
 def test_long_points_take_turns():
     a, b = chain("a", SHORTEST_INTERLEAVED), chain("b", SHORTEST_INTERLEAVED)
-    assert interleaved([a, b]) == [op for pair in zip(a, b) for op in pair]
+    assert interleaved([a, b], REGISTERS) == [op for pair in zip(a, b) for op in pair]
 
 
 def test_short_points_stay_one_after_the_other():
     a, b = chain("a", SHORTEST_INTERLEAVED - 1), chain("b", SHORTEST_INTERLEAVED - 1)
-    assert interleaved([a, b]) == a + b
+    assert interleaved([a, b], REGISTERS) == a + b
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_short_points_stay_one_after_the_other():
 )
 def test_branches_and_calls_keep_all_in_order(last):
     points = [[*chain(name, SHORTEST_INTERLEAVED), last] for name in "ab"]
-    assert interleaved(points) == points[0] + points[1]
+    assert interleaved(points, REGISTERS) == points[0] + points[1]
 
 
 def test_what_a_point_takes_from_another_comes_before():
@@ -72,7 +74,7 @@ def test_what_a_point_takes_from_another_comes_before():
         chain("a", 2 * SHORTEST_INTERLEAVED),
         chain("b", SHORTEST_INTERLEAVED, first=f"a{SHORTEST_INTERLEAVED}"),
     )
-    order = interleaved([b, a])  # b reads a value of a that is computed late
+    order = interleaved([b, a], REGISTERS)  # b reads a value of a that is computed late
     defined = {"%a", "%b", "%i"}
     for op in order:
         assert defined.issuperset(op.operands)
@@ -84,14 +86,14 @@ def test_what_a_point_takes_from_another_comes_before():
 def test_groups_shrink_where_registers_are_few():
     """Values that all live to the end of a point: fewer points share the registers."""
     points = [loads_and_steps(name, MOST_LIVE // 3) for name in "abcd"]
-    order = interleaved(points)
+    order = interleaved(points, REGISTERS)
     assert len(points) == MOST_INTERLEAVED
     assert order.index(points[2][0]) == len(order) // 2
 
 
 def test_points_that_fill_the_registers_alone_stay_one_after_the_other():
     points = [loads_and_steps(name, MOST_LIVE) for name in "ab"]
-    assert interleaved(points) == points[0] + points[1]
+    assert interleaved(points, REGISTERS) == points[0] + points[1]
 
 
 @pytest.mark.sampled(3)
@@ -118,6 +120,34 @@ def test_chains_before_a_sum():
 
 def test_groups_of_short_lived_values_have_twice_the_points():
     points = [chain(name, SHORTEST_INTERLEAVED) for name in "abcdefgh"]
-    order = interleaved(points)
+    order = interleaved(points, REGISTERS)
     assert len(points) == 2 * MOST_INTERLEAVED
     assert order[: len(points)] == [point[0] for point in points]
+
+
+def with_constants(name: str, count: int) -> list[Operation]:
+    """A point in which one vector is alive at a time, beside constants."""
+    constants = [
+        Operation("vector.broadcast", (f"%scalar{k}",), f"f32 to {VECTOR}", result=f"%{name}c{k}")
+        for k in range(count)
+    ]
+    steps = [
+        Operation("arith.mulf", (f"%{name}{k}", f"%{name}c{k}"), VECTOR, result=f"%{name}{k + 1}")
+        for k in range(count)
+    ]
+    last = Operation("vector.store", (f"%{name}{count}", "%b", "%i"), f"memref<64xf32>, {VECTOR}")
+    return [*constants, load(f"%{name}0"), *steps, last]
+
+
+def test_constants_are_counted_once_for_all_points():
+    points = [with_constants(name, 10) for name in "abcdefgh"]
+    order = interleaved(points, REGISTERS)
+    assert order[: len(points)] == [point[0] for point in points]
+
+
+def test_groups_fit_the_processors_registers():
+    points = [chain(name, SHORTEST_INTERLEAVED) for name in "abcdefgh"]
+    for registers, together in ((32, 8), (16, 4)):
+        order = interleaved(points, registers)
+        assert order[:together] == [point[0] for point in points[:together]]
+        assert order[together] == points[0][1]

@@ -23,12 +23,16 @@ from .addressing import NestWalk, Point
 SHORTEST_INTERLEAVED = 20
 # Most points of a group. Measured with 4 on Zen 4, see above.
 MOST_INTERLEAVED = 4
-# Twice as many are a group if at most so many of their vectors are still to be read at a time: the rest of the registers is
-# for constants. Ten steps of Newton's method take 0.70 ms with 8 points, 0.85 with 4.
-FEW_LIVE = 26
-# Most vectors of a group that are still to be read: the processor has 32 registers, and the rest
-# comes from the first cache.
-MOST_LIVE = 48
+# Twice as many are a group if their vectors that are still to be read leave so many registers free, which constants take.
+# Ten steps of Newton's method take 0.64 ms with 8 points, 0.73 with 4.
+CONSTANT_REGISTERS = 6
+# Operations during whose 10 to 20 cycles a vector goes to the first cache and comes back: with them, twice as many points are
+# a group if registers hold half of their vectors. The same steps with 16 registers of 256 bits: 0.77 ms with 8 points, 0.98
+# with 4.
+LONG_LATENCY = ("arith.divf", "math.sqrt")
+# Most vectors of a group that are still to be read, of each two registers: what registers do not hold comes from the first
+# cache.
+MOST_LIVE_OF_TWO = 3
 STORES = ("vector.store", "vector.maskedstore")
 
 
@@ -48,12 +52,14 @@ def interleave_points(
         and not walk.rewrites
     )
     block.operations = before + (
-        interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one]
+        interleaved(filled, walk.sched.registers)
+        if free and len(points) > 1
+        else [x for one in filled for x in one]
     )
 
 
-def interleaved(points: list[list[Operation]]) -> list[Operation]:
-    """The operations of independent points.
+def interleaved(points: list[list[Operation]], registers: int) -> list[Operation]:
+    """The operations of independent points, for a processor with so many vector registers.
 
     Those with branches stay as they are: they end what LLVM schedules together.
     """
@@ -64,10 +70,12 @@ def interleaved(points: list[list[Operation]]) -> list[Operation]:
         return [operation for operations in points for operation in operations]
     size = 2 * MOST_INTERLEAVED
     groups = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
-    if max(map(_most_live, groups)) > FEW_LIVE:
+    most = MOST_LIVE_OF_TWO * registers // 2
+    waits = any(op.name in LONG_LATENCY for op in points[0])
+    if max(map(_most_live, groups)) > (2 * registers if waits else registers - CONSTANT_REGISTERS):
         size = MOST_INTERLEAVED
         groups = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
-    while size > 1 and max(map(_most_live, groups)) > MOST_LIVE:
+    while 1 < size <= MOST_INTERLEAVED and max(map(_most_live, groups)) > most:
         size //= 2
         groups = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
     return [x for group in groups for x in group]
@@ -96,14 +104,17 @@ def _interleave_points(points: list[list[Operation]]) -> list[Operation]:
 
 
 def _most_live(operations: list[Operation]) -> int:
-    """The most vectors that are made and still to be read."""
+    """The most vectors that are made and still to be read. Those that loads have no part in are the same in all points."""
     last = {name: k for k, op in enumerate(operations) for name in op.names}
     live: set[str] = set()
+    varying: set[str] = set()
     most = 0
     for k, op in enumerate(operations):
         value = op.value
-        if value is not None and "vector<" in op.types and not op.types.endswith("xi1>"):
-            live.add(value)
+        if value is not None and (op.indexes or not varying.isdisjoint(op.operands)):
+            varying.add(value)
+            if "vector<" in op.types and not op.types.endswith("xi1>"):
+                live.add(value)
         most = max(most, len(live))
         live = {value for value in live if last[value] > k}
     return most
