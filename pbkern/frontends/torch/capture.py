@@ -2,7 +2,8 @@
 
 Types of results are Torch's, node by node. Numbers that the graph is called with become constants;
 tensors are inputs, parameters among them. A graph that draws random numbers has one input more, the
-seed. Results that are arguments stay those.
+seed. Results that are arguments stay those, and results that are views of arguments or of other results stay views: Torch makes
+of their strides what the caller gets.
 """
 
 from __future__ import annotations
@@ -66,12 +67,25 @@ class GraphArgument:
 
 
 @dataclass(frozen=True)
+class ResultView:
+    """A result of a graph that is a view of an argument or of another result.
+
+    Attributes:
+      source: of which it is a view.
+      steps: Torch's operators of views, each a function of the tensor before.
+    """
+
+    source: GraphArgument | ResultPlace
+    steps: tuple[Callable[[Any], Any], ...]
+
+
+@dataclass(frozen=True)
 class CapturedGraph:
     """A graph as a jaxpr.
 
     Attributes:
       jaxpr: of the tensors among the graph's arguments, and the seed if it draws random numbers.
-      results: per result of the graph a Place, an Argument, or what else it is: None or a number.
+      results: per result of the graph a place, an argument, a view, or what else it is: None or a number.
       orders: per tensor among the arguments, the order of dimensions in which the jaxpr takes it.
       draws: whether it takes a seed.
       checks: the checks of ranges in the jaxpr, in order.
@@ -172,19 +186,23 @@ def capture(
     strided: bool = True,
     checked: bool = True,
     rounds: bool = False,
+    views: bool = True,
 ) -> CapturedGraph:
     """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled.
 
     strided: tensors come, and results go, in the orders of dimensions that Torch has in memory;
     else all are row-major. checked: whether indices and divisors are checked. rounds: whether each
-    operator rounds its 16-bit results.
+    operator rounds its 16-bit results. views: whether results that are views of arguments or of other
+    results stay views; else the jaxpr makes arrays of them.
     """
     module = shapes.concrete(module, arguments)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     returned = _returned(module)
     results = dict.fromkeys(node for node in returned if isinstance(node, torch.fx.Node))
-    stored = [node for node in results if node not in placeholders]
+    made = [node for node in results if node not in placeholders]
+    sources = _views(made, placeholders) if views else {}
     places: dict[torch.fx.Node, Any] = {}
+    steps: dict[torch.fx.Node, tuple[Callable[[Any], Any], ...]] = {}
     checks: list[in_range.Check] = []
     draws = any(name_of(node.target) in RANDOM for node in module.graph.nodes)
     values = [
@@ -207,6 +225,13 @@ def capture(
         _Interpreter(
             module, arrays[-1] if draws else None, checks if checked else None, rounds
         ).fill(env)
+        steps.update(
+            {
+                node: tuple(_step(view, env) for view in chain)
+                for node, (_, chain) in sources.items()
+            }
+        )
+        stored = [node for node in made if node not in sources]
         outputs, places_of_outputs = _outputs(env, stored, strided)
         places.update(places_of_outputs)
         return outputs
@@ -216,6 +241,9 @@ def capture(
         jaxpr = jax.make_jaxpr(run)(*types, *([SEED] if draws else []))
     jaxpr = _views_apart(jaxpr, places) if strided else jaxpr
     places |= {placeholder: GraphArgument(k) for k, placeholder in enumerate(placeholders)}
+    places |= {
+        node: ResultView(places[source], steps[node]) for node, (source, _) in sources.items()
+    }
     return CapturedGraph(
         jaxpr,
         tuple(places[node] if isinstance(node, torch.fx.Node) else node for node in returned),
@@ -229,6 +257,43 @@ def _returned(module: torch.fx.GraphModule) -> Sequence[Any]:
     """Nodes, and constants, that a graph returns."""
     (output,) = [node for node in module.graph.nodes if node.op == "output"]
     return output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
+
+
+def _views(
+    made: Sequence[torch.fx.Node], placeholders: Sequence[torch.fx.Node]
+) -> dict[torch.fx.Node, tuple[torch.fx.Node, list[torch.fx.Node]]]:
+    """Results that are views of an argument or of another result -> it, and the operators of the views in order."""
+    sources = {
+        *(node for node in placeholders if isinstance(node.meta["val"], torch.Tensor)),
+        *(node for node in made if not _is_view(node)),
+    }
+    views = {}
+    for node in made:
+        source, chain = node, []
+        while _is_view(source):
+            chain.append(source)
+            source = source.args[0]  # type: ignore[assignment]
+        numbers = (arg for view in chain for arg in view.all_input_nodes[1:])
+        is_known = not any(isinstance(arg.meta.get("val"), torch.Tensor) for arg in numbers)
+        if chain and source in sources and is_known:
+            views[node] = source, chain[::-1]
+    return views
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    """Whether a node is an operator of Torch whose result shares memory with its first argument, or one of its results."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], torch.fx.Node):
+        return False
+    if node.target is operator.getitem:
+        return _is_view(node.args[0])
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def _step(view: torch.fx.Node, env: Mapping[torch.fx.Node, Any]) -> Callable[[Any], Any]:
+    """The operator of a view as a function of the tensor that it is a view of."""
+    args, kwargs = torch.fx.map_arg((view.args[1:], view.kwargs), lambda number: env[number])
+    target: Callable = view.target  # type: ignore[assignment]
+    return lambda tensor: target(tensor, *args, **kwargs)
 
 
 def _in_memory(value: torch.Tensor, order: Sequence[int] | None) -> jax.ShapeDtypeStruct:
@@ -449,6 +514,7 @@ __all__ = [
     "GraphArgument",
     "NotCompiled",
     "ResultPlace",
+    "ResultView",
     "capture",
     "described",
     "is_supported",

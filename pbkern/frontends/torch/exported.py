@@ -139,7 +139,7 @@ def _at(value: Any, numbers: Mapping[Any, int]) -> Any:
 def _exported(
     program: torch.export.ExportedProgram, placeholders: list, examples: list
 ) -> Exported:
-    captured = capture(program.graph_module, examples, strided=False, checked=False)
+    captured = capture(program.graph_module, examples, strided=False, checked=False, views=False)
     if captured.draws:
         raise UnsupportedOp(
             "the module draws random numbers", why="a library has no generator", hint="model.eval()"

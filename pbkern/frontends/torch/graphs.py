@@ -28,6 +28,7 @@ from .capture import (
     GraphArgument,
     NotCompiled,
     ResultPlace,
+    ResultView,
     capture,
     described,
     is_supported,
@@ -78,13 +79,19 @@ class Graph:
 class Runner:
     """A graph whose operators the table has, as a function of a list of arguments.
 
-    It compiles for new shapes and numbers.
+    It compiles for new shapes and numbers. Unless strict, operators that the table lacks for some of these run in Torch then.
     """
 
     def __init__(
-        self, module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, graph: Graph
+        self,
+        module: torch.fx.GraphModule,
+        name: str,
+        compile_jaxpr: Compile,
+        graph: Graph,
+        strict: bool,
     ):
         self.module, self.name, self.compile, self.graph = module, name, compile_jaxpr, graph
+        self.strict = strict
         self.symbolic = shapes.is_symbolic(module)
         self.captured: CapturedGraph | None = None  # of the only shapes, before the first call
         self._made: dict[tuple, Callable[[Sequence[Any]], list[Any]]] = {}
@@ -104,9 +111,18 @@ class Runner:
         with self._lock:
             if key in self._made:
                 return self._made[key]
-            captured = self.captured or capture(
-                self.module, arguments, checked=self.graph.checked, rounds=self.graph.rounds
-            )
+            try:
+                captured = self.captured or capture(
+                    self.module, arguments, checked=self.graph.checked, rounds=self.graph.rounds
+                )
+            except NotCompiled:
+                module = shapes.concrete(self.module, arguments)
+                if self.strict or not self.symbolic or shapes.is_symbolic(module):
+                    raise
+                made = self._made[key] = compiled_graph(
+                    module, arguments, self.name, self.compile, self.graph, self.strict
+                )
+                return made
             self.captured = None
             compiled = self.compile(captured, self.name, self.graph.device)
             self.graph.compiled.append(compiled)
@@ -153,6 +169,11 @@ def _result(result: Any, outputs: list[torch.Tensor], arguments: Sequence[Any]) 
             else outputs[result.number].view(result.shape)
         )
         return tensor if result.permuted is None else tensor.permute(result.permuted)
+    if isinstance(result, ResultView):
+        tensor = _result(result.source, outputs, arguments)
+        for step in result.steps:
+            tensor = step(tensor)
+        return tensor
     return arguments[result.number] if isinstance(result, GraphArgument) else result
 
 
@@ -184,7 +205,7 @@ def compiled_graph(
     if missing and strict:
         raise _all_of(missing)
     if not missing:
-        whole = Runner(module, name, compile_jaxpr, graph)
+        whole = Runner(module, name, compile_jaxpr, graph, strict)
         try:
             if not whole.symbolic:
                 whole.captured = capture(
@@ -196,7 +217,7 @@ def compiled_graph(
                 raise
     refused: dict[str, str] = {}  # name of a node -> why it is not compiled
     while True:
-        parts, failed = _in_parts(module, name, compile_jaxpr, graph, refused)
+        parts, failed = _in_parts(module, name, compile_jaxpr, graph, refused, strict)
         if failed is None:
             break
         assert failed.node is not None, failed
@@ -208,9 +229,8 @@ def compiled_graph(
         for node in module.graph.nodes
         if node.op == "call_function" and not supported.is_node_supported({}, node)
     ]
-    graph.in_torch = tuple(
-        dict.fromkeys(described(node) + refused.get(node.name, "") for node in in_torch)
-    )
+    lines = [described(node) + refused.get(node.name, "") for node in in_torch]
+    graph.in_torch = tuple(dict.fromkeys((*graph.in_torch, *lines)))
     return make_boxed_func(parts.forward)
 
 
@@ -220,6 +240,7 @@ def _in_parts(
     compile_jaxpr: Compile,
     graph: Graph,
     refused: Collection[str],
+    strict: bool,
 ):
     """(the graph as compiled parts and operators of Torch, the error of a node that has to be one of the latter)."""
     copied = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
@@ -232,7 +253,7 @@ def _in_parts(
     ]
     for child, part in compiled:
         assert isinstance(part, torch.fx.GraphModule)
-        run = Runner(part, f"{name}_{child.removeprefix('fused_')}", compile_jaxpr, graph)
+        run = Runner(part, f"{name}_{child.removeprefix('fused_')}", compile_jaxpr, graph, strict)
         examples = [node.meta.get("val") for node in part.graph.nodes if node.op == "placeholder"]
         try:
             if not run.symbolic:

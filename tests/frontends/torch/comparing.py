@@ -44,7 +44,7 @@ def by_table(f, *tensors, seed=0, compiled=False):
 
 def by_graph(graph, *tensors, seed=0, compiled=False):
     """The same of a graph of operators."""
-    captured = capture(graph, tensors)
+    captured = capture(graph, tensors, views=False)
     given = [t if order is None else t.permute(order) for t, order in zip(tensors, captured.orders)]
     if compiled:
         made = DirectPlan(captured.jaxpr, "f", CompileOptions(), TorchMemory())(given)

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
 
 import pbkern  # noqa: E402
 from pbkern.api import torch_functions  # noqa: E402
@@ -202,3 +203,50 @@ def test_threads_that_call_first_share_what_is_compiled(of_module):
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(call, range(threads)))
     assert len(graphs) == 2  # of one size, and of any
+
+
+HALF = lambda t: t[: t.shape[0] // 2]
+VIEWS = {
+    "step": lambda t: HALF(t)[::2],
+    "bounds": lambda t: (t[: t.shape[0] - 1 : 2], t.narrow(0, 0, t.shape[0] - 2)[::2]),
+    "expand": lambda t: HALF(t).expand(2, -1),
+    "column": lambda t: t.view(-1, 2)[:, 0],
+    "diagonal": lambda t: t.view(2, -1)[:, : t.shape[0] // 4].diagonal(),
+    "conjugate": lambda t: HALF(t * (1 + 2j)).conj(),
+    "parts": lambda t: (torch.complex(t, t + 1).chunk(2)[0].real, torch.view_as_real(t * 1j)[:, 1]),
+    "of a result": lambda t: (t * 2, (t * 2)[: t.shape[0] // 2][::2]),
+    "turned": lambda t: (t.view(2, -1).T, t.view(2, 1, -1).unbind(0), t.view(1, -1).squeeze(0)),
+    "written before": lambda t: (t.add_(1), HALF(t)[::2])[1],
+    "bits": lambda t: (t + 1).view(torch.int16),
+    "bits of parts": lambda t: ((t + 1).view(torch.int32) + 1, (t.to(torch.uint8) > 3).view(torch.uint8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_have_torchs_strides_at_every_size(name, dynamic):
+    f = VIEWS[name]
+    torch._dynamo.reset()
+    for g in (
+        torch.compile(f, backend="pbkern", dynamic=dynamic),
+        pbkern.polyblocks_jit_torch(f),
+    ):
+        for size in (8, 12, 20):
+            x, y = torch.arange(float(size)), torch.arange(float(size))
+            got, want = (pytree.tree_leaves(h(given)) for h, given in ((g, x), (f, y)))
+            for a, b in zip(got, want, strict=True):
+                assert torch.equal(a, b), (size, a, b)
+                if b.untyped_storage().data_ptr() == y.untyped_storage().data_ptr():
+                    assert a.stride() == b.stride()
+                    assert a.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+def test_views_share_memory_with_their_argument():
+    g = torch.compile(
+        lambda t: (t[1:].view(-1, 1).expand(-1, 3), t + 1), backend="pbkern", dynamic=True
+    )
+    for size in (5, 9):
+        x = torch.arange(float(size))
+        view, _ = g(x)
+        x[2] = 100
+        assert view[1].tolist() == [100.0] * 3
