@@ -405,7 +405,9 @@ def rounds_of(eqn: jex.JaxprEqn) -> Rounds | None:
     first, end = _ends_of_constants(eqn.params)
     places = {var: n for n, var in enumerate(condition.invars)}
     test = condition.eqns[-1] if len(condition.eqns) == 1 else None
-    if test is None or test.primitive.name != "lt" or test.invars[0] not in places:
+    if test is None or test.primitive.name != "lt" or isinstance(test.invars[0], jex.Literal):
+        return None
+    if test.invars[0] not in places:
         return None
     number, stop = places[test.invars[0]] - first, test.invars[1]
     if number < 0 or not _grows(body, end - first, number):

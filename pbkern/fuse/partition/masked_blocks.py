@@ -55,6 +55,7 @@ def overhang(requests: BlockRequests, strip: int) -> float:
             indices.update(step.eqn.outvars)
         elif (
             step.eqn.primitive.name == "select_n"
+            and not isinstance(step.eqn.invars[0], jex.Literal)
             and step.eqn.invars[0] in indices
             and len(step.out) >= 2
         ):

@@ -250,3 +250,12 @@ def test_views_share_memory_with_their_argument():
         view, _ = g(x)
         x[2] = 100
         assert view[1].tolist() == [100.0] * 3
+
+
+def test_a_diagonal_of_one_product_beside_another():
+    """The gradient chooses between indices by a condition that is known."""
+
+    def f(x, w):
+        return torch.outer(x[0], w[:, 0]).diagonal(), torch.mm(x, w)
+
+    check_gradients(f, torch.rand(4, 2), torch.rand(2, 3))
