@@ -258,4 +258,5 @@ def test_a_diagonal_of_one_product_beside_another():
     def f(x, w):
         return torch.outer(x[0], w[:, 0]).diagonal(), torch.mm(x, w)
 
-    check_gradients(f, torch.rand(4, 2), torch.rand(2, 3))
+    args = [torch.rand(4, 2).requires_grad_(), torch.rand(2, 3).requires_grad_()]
+    check_gradients(pbkern.polyblocks_jit_torch(f), f, *args)
