@@ -98,30 +98,14 @@ def _live_steps(
 ) -> list[Stmt] | None:
     """The loop over steps that masks leave; None where they leave all."""
     nests = [nest for nest in loop.body if isinstance(nest, Nest)]
-    masks = [(node.args[0], nest) for nest in nests for node in nest.nodes() if is_masked(node)]
-    steps = dict.fromkeys(
-        chunks
-        for mask, nest in masks
-        for truth in (True, False)
-        if (chunks := _span(mask, nest, loop.counter, truth, context.pool)) is not None
-    )
     written = effects.written(nests)
-    dead: list[tuple[int, HiddenStep]] = []
-    for length, span in steps:
-        # Steps that are put off until a running maximum is tested must be the last ones.
-        for ends in (span, MaskSpan(highs=span.highs)):
-            step = HiddenStep(loop, elsewhere, ends, context.pool)
-            if not ends or not step.is_without_effect(nests, before):
-                continue
-            if not (ends.lows and reached(written, step.claims.values())):
-                dead.append((length, step))
-                break
-    if not dead or len({length for length, _ in dead}) > 1:
+    hidden = _hidden_steps(loop, nests, written, before, elsewhere, context)
+    if not hidden or len({length for length, _ in hidden}) > 1:
         return None
-    length = dead[0][0]
+    length = hidden[0][0]
     whole = MaskSpan()
     claims: dict[tuple, ZeroExponential] = {}
-    for _, step in dead:
+    for _, step in hidden:
         whole &= step.span
         claims |= step.claims
     late = reached(written, claims.values())
@@ -129,10 +113,55 @@ def _live_steps(
         return None
     early = [claim for claim in claims.values() if claim not in late]
     lets: list[Stmt] = []
-    everywhere: Expr | None = None
+    violated: Expr | None = None
     if early:
-        tests, everywhere = some_violated(early, {loop.counter: trips}, context)
+        tests, violated = some_violated(early, {loop.counter: trips}, context)
         lets += tests
+    bounds, first, left = _bounds(whole, length, trips, violated, context)
+    lets += bounds
+    if not late:
+        body = moved(loop.body, {loop.counter: first + Affine.symbol(loop.counter)}, context.pool)
+        return [*lets, For(loop.counter, left, tuple(body))]
+    return [*lets, *_with_last_steps(loop, trips, left, late, context)]
+
+
+def _hidden_steps(
+    loop: For,
+    nests: Sequence[Nest],
+    written: set[Buf],
+    before: Sequence[Stmt],
+    elsewhere: set[Buf],
+    context: NestContext,
+) -> list[tuple[int, HiddenStep]]:
+    """Steps without effect, with the lengths of their chunks: at most one for each mask and truth."""
+    masks = [(node.args[0], nest) for nest in nests for node in nest.nodes() if is_masked(node)]
+    spans = dict.fromkeys(
+        chunks
+        for mask, nest in masks
+        for truth in (True, False)
+        if (chunks := _span(mask, nest, loop.counter, truth, context.pool)) is not None
+    )
+    hidden: list[tuple[int, HiddenStep]] = []
+    for length, span in spans:
+        # Steps that are put off until a running maximum is tested must be the last ones.
+        for ends in (span, MaskSpan(highs=span.highs)):
+            step = HiddenStep(loop, elsewhere, ends, context.pool)
+            if not ends or not step.is_without_effect(nests, before):
+                continue
+            if not (ends.lows and reached(written, step.claims.values())):
+                hidden.append((length, step))
+                break
+    return hidden
+
+
+def _bounds(
+    whole: MaskSpan, length: int, trips: int, violated: Expr | None, context: NestContext
+) -> tuple[list[Stmt], Affine, str]:
+    """(Lets, the first step that the masks leave, the number of steps); all steps where a claim is violated.
+
+    length: of a step's chunk; trips: of all steps.
+    """
+    lets: list[Stmt] = []
 
     def step_at(ends: frozenset[Affine], pick: str, up: int) -> Expr:
         """The step, from 0 to the last, of the largest or smallest of places."""
@@ -142,33 +171,30 @@ def _live_steps(
         shift = context.const(length.bit_length() - 1, INT32)
         return context.clamped(context.op("shift_right_arithmetic", INT32, values[0], shift), trips)
 
-    def let(value: Expr, among: list[Stmt] = lets) -> str:
+    def let(value: Expr) -> str:
         name = context.names("%s")
-        among.append(Let(name, value))
+        lets.append(Let(name, value))
         context.bounds[name] = (0, trips)
         return name
 
     def number(value: int) -> Expr:
         return context.const(value, INT32)
 
-    def unless(test: Expr | None, value: Expr, otherwise: Expr) -> Expr:
-        if test is None:
+    def unless_violated(value: Expr, otherwise: Expr) -> Expr:
+        if violated is None:
             return value
-        return context.select(context.op("eq", bool, test, number(0)), value, otherwise)
+        return context.select(context.op("eq", bool, violated, number(0)), value, otherwise)
 
     first: Affine = Affine()
-    behind = context.const(trips, INT32)
+    behind = number(trips)
     if whole.lows:
-        first = Affine.symbol(let(unless(everywhere, step_at(whole.lows, "max", 0), number(0))))
+        first = Affine.symbol(let(unless_violated(step_at(whole.lows, "max", 0), number(0))))
     if whole.highs:
         behind = step_at(whole.highs, "min", length - 1)
-    behind = unless(everywhere, behind, number(trips))
+    behind = unless_violated(behind, number(trips))
     count = context.op("sub", INT32, behind, context.pool.index(INT32, first))
     left = let(context.clamped(count, trips))
-    if not late:
-        body = moved(loop.body, {loop.counter: first + Affine.symbol(loop.counter)}, context.pool)
-        return [*lets, For(loop.counter, left, tuple(body))]
-    return [*lets, *_with_last_steps(loop, trips, left, late, context)]
+    return lets, first, left
 
 
 def _with_last_steps(
