@@ -139,7 +139,7 @@ def reducer_params(name: str, axes: tuple[int, ...]) -> dict:
     return {"axes": axes, "out_sharding": None} if name == "reduce_sum" else {"axes": axes}
 
 
-def run_dimensions(axis: int, axes, outer: int) -> range:
+def chunk_dimensions(axis: int, axes, outer: int) -> range:
     """Dimensions of a partial result that count chunks."""
     first = axis - outer - sum(dim < axis - outer for dim in axes)
     return range(first, first + outer + 1)
@@ -199,7 +199,7 @@ def _partial_reduce(eqn, out: Access) -> Pull:
     """
     params, (shape,), spans = eqn.params, shapes(eqn), iter(out)
     axis, block, axes = params["axis"], params["block"], params["axes"]
-    counts = [out[dim] for dim in run_dimensions(axis, axes, params["outer"])]
+    counts = [out[dim] for dim in chunk_dimensions(axis, axes, params["outer"])]
     moving = frozenset(axis for part in out for axis in part.start.symbols)
     if (
         moving
