@@ -313,16 +313,11 @@ class Text:
         self.indices.add(iv)
         args = [Ssa(self.name(), carry.el, carry.lanes) for carry in carried]
         results = fill(inner, args)
-        wrong = range_reports.nothing(inner.wrong, self.const)
-        held = [report._replace(value=report.value._replace(name=self.name())) for report in wrong]
-        joined_reports = [
-            range_reports.joined(report, inner.wrong, partial(self.put, inner)) for report in held
-        ]
+        reports = self._carried_reports(inner)
         carried, args, results = (
-            [*x, *(report.value for report in y)]
-            for x, y in ((carried, wrong), (args, held), (results, joined_reports))
+            [*values, *(report.value for report in of_loop)]
+            for values, of_loop in zip((carried, args, results), reports)
         )
-        inner.wrong = []
         types = [carry.type for carry in carried]
         bound = self.named(high)
         operands = [iv, self.index(low), bound, self.index(step)]
@@ -345,11 +340,28 @@ class Text:
             count=len(carried),
             arguments=(iv, *(arg.name for arg in args)),
         )
-        count = len(carries) - len(wrong)
+        starts, _, _ = reports
+        count = len(carries) - len(starts)
         block.wrong += [
-            report._replace(value=value) for report, value in zip(wrong, carries[count:])
+            report._replace(value=value) for report, value in zip(starts, carries[count:])
         ]
         return carries[:count]
+
+    def _carried_reports(
+        self, inner: Block
+    ) -> tuple[list[RangeReport], list[RangeReport], list[RangeReport]]:
+        """Reports that a loop carries, one of each kind in its body, which has none left.
+
+        Returns:
+          (before the loop, at the beginning of a trip, at its end).
+        """
+        starts = range_reports.nothing(inner.wrong, self.const)
+        held = [report._replace(value=report.value._replace(name=self.name())) for report in starts]
+        ends = [
+            range_reports.joined(report, inner.wrong, partial(self.put, inner)) for report in held
+        ]
+        inner.wrong = []
+        return starts, held, ends
 
     def unrolled(
         self, block: Block, symbol: str, low: int, high: int, step: int, fill, carried: list[Ssa]
