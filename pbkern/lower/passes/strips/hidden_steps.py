@@ -419,10 +419,16 @@ class HiddenStep:
         return value if isinstance(value, Load) and not value.guard else None
 
     def _operation(self, expr: Op, args: Sequence[Value], nest: Nest) -> Value:
-        def is_number(arg: Value, value: float) -> bool:
-            return isinstance(arg, Const) and bool(arg.value == value)
+        """The value of an operation on these; None where it is not known."""
+        value = self._of_maxima(expr, args, nest)
+        return self._of_constants(expr, args) if value is None else value
 
-        zero = self._number(0, expr.dtype) if expr.dtype.kind in "fiu" else None
+    def _zero(self, dtype: np.dtype) -> Const | None:
+        return self._number(0, dtype) if dtype.kind in "fiu" else None
+
+    def _of_maxima(self, expr: Op, args: Sequence[Value], nest: Nest) -> Value:
+        """The value of an operation on a running maximum, what is derived from one, or constants alone."""
+        zero = self._zero(expr.dtype)
         match expr.info.primitive, args:
             case "eq", [Const() as one, Const() as other]:
                 return self._number(one.value == other.value, expr.dtype)
@@ -431,7 +437,7 @@ class HiddenStep:
             case "select_n", [Const() as test, *cases]:
                 return cases[int(test.value)]
             case "select_n", [Derived("is_lowest", load), false, true] if false is load:
-                return Derived("finite", load) if is_number(true, 0) else None
+                return Derived("finite", load) if _is_number(true, 0) else None
             case "sub", [Load() as load, Load() as other] if load is other:
                 return zero
             case "sub", [Load() as load, Derived("finite", other)] if load is other:
@@ -455,26 +461,31 @@ class HiddenStep:
             case "mul", [Load() as sums, Derived("factor", load, at)]:
                 is_row = sums.index[: len(at)] == at
                 return Derived("scaled", load, sums=sums) if is_row else None
+        return None
+
+    def _of_constants(self, expr: Op, args: Sequence[Value]) -> Value:
+        """The value of an operation with an operand for which it needs no other, such as a factor of zero."""
+        zero = self._zero(expr.dtype)
         match expr.info.primitive:
-            case "mul" if any(is_number(arg, 0) for arg in args):
+            case "mul" if any(_is_number(arg, 0) for arg in args):
                 return zero
-            case "mul" if is_number(args[0], -np.inf) and isinstance(args[1], Const):
+            case "mul" if _is_number(args[0], -np.inf) and isinstance(args[1], Const):
                 return args[0] if float(args[1].value) > 0 else None
-            case "div" if is_number(args[0], 0):
+            case "div" if _is_number(args[0], 0):
                 return zero
-            case "add" if any(is_number(arg, 0) for arg in args):
-                return args[1] if is_number(args[0], 0) else args[0]
-            case "sub" if is_number(args[0], -np.inf):
+            case "add" if any(_is_number(arg, 0) for arg in args):
+                return args[1] if _is_number(args[0], 0) else args[0]
+            case "sub" if _is_number(args[0], -np.inf):
                 return args[0]
-            case "max" if any(is_number(arg, -np.inf) for arg in args):
-                return args[1] if is_number(args[0], -np.inf) else args[0]
-            case "exp" if is_number(args[0], -np.inf):
+            case "max" if any(_is_number(arg, -np.inf) for arg in args):
+                return args[1] if _is_number(args[0], -np.inf) else args[0]
+            case "exp" if _is_number(args[0], -np.inf):
                 return zero
-            case "exp" if is_number(args[0], 0):
+            case "exp" if _is_number(args[0], 0):
                 return self._number(1, expr.dtype)
-            case "mul" if any(is_number(arg, 1) for arg in args):
-                return args[1] if is_number(args[0], 1) else args[0]
-            case "neg" if is_number(args[0], 0):
+            case "mul" if any(_is_number(arg, 1) for arg in args):
+                return args[1] if _is_number(args[0], 1) else args[0]
+            case "neg" if _is_number(args[0], 0):
                 return zero
             case "convert_element_type" | "reduce_precision" if isinstance(args[0], Const):
                 value = float(args[0].value)
@@ -484,3 +495,7 @@ class HiddenStep:
                 same = args[1] is not None and all(arg is args[1] for arg in args[1:])
                 return args[1] if same else None
         return None
+
+
+def _is_number(arg: Value, value: float) -> bool:
+    return isinstance(arg, Const) and bool(arg.value == value)
