@@ -578,7 +578,7 @@ def test_the_terms_of_the_field_are_used(word):
 
 
 def test_nests_are_taken_apart_by_their_fields():
-    """Nodes of nests are typed (lower/nest/ir.py): no places of tuples, no names of kinds."""
+    """Nodes of nests are typed (lower/nest/ir/): no places of tuples, no names of kinds."""
     found = [
         f"{path.relative_to(ROOT)}:{k}"
         for path in FILES

@@ -178,10 +178,10 @@ class Costs:
 
     @classmethod
     def of(cls, explanation: Any, programs: int) -> Costs:
-        if any(kernel.runs is None for kernel in explanation.kernels):
+        if any(kernel.launches is None for kernel in explanation.kernels):
             return cls(programs, None, None, None)
         totals = [
-            sum(kernel.runs * figure(kernel.cost) for kernel in explanation.kernels)
+            sum(kernel.launches * figure(kernel.cost) for kernel in explanation.kernels)
             for figure in (
                 lambda cost: cost.flops,
                 lambda cost: cost.bytes_moved,

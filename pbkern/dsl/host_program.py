@@ -193,16 +193,16 @@ class HostProgram:
         """Launches in program order, those inside loops and branches once."""
         return [step for step in self.all_steps() if isinstance(step, Launch)]
 
-    def runs(self) -> dict[str, int | None]:
+    def launch_counts(self) -> dict[str, int | None]:
         """Kernel's name -> how often one call launches it, where all branches are taken; None if a value decides."""
-        runs: dict[str, int | None] = {}
+        counts: dict[str, int | None] = {}
 
         def visit(steps: tuple[Step, ...], times: int | None) -> None:
             for step in steps:
                 match step:
                     case Launch(kernel=k):
-                        before = runs.get(k.name, 0)
-                        runs[k.name] = None if times is None or before is None else before + times
+                        before = counts.get(k.name, 0)
+                        counts[k.name] = None if times is None or before is None else before + times
                     case Loop(trip_count=n, steps=inner):
                         visit(inner, None if times is None else times * n)
                     case HostWhile(condition=c, steps=inner):
@@ -212,7 +212,7 @@ class HostProgram:
                             visit(branch, times)
 
         visit(self.steps, 1)
-        return runs
+        return counts
 
     def kernels(self) -> list[Kernel]:
         """Kernels in program order, each once."""

@@ -31,6 +31,7 @@ from pbkern.core.jaxprs import called_jaxpr, literal_value, variables_read
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.elementwise_row import is_evaluated
+from pbkern.core.ops.views import VIEWS
 from pbkern.dsl.primitives.breakpoint import stop
 from pbkern.dsl.primitives.grid import NUMPY as GRID_RULES
 from pbkern.dsl.primitives.ref_access import (
@@ -386,34 +387,9 @@ def numpy_result(eqn, operands: Sequence) -> np.ndarray | None:
     return row.evaluated(arrays, eqn.params, dtype)
 
 
-def _broadcast_in_dim(params, x):
-    shape = [1] * len(params["shape"])
-    for dim, size in zip(params["broadcast_dimensions"], np.shape(x)):
-        shape[dim] = size
-    return np.broadcast_to(np.reshape(x, shape), params["shape"])
-
-
-def _slice(params, x):
-    strides = params["strides"] or (1,) * x.ndim
-    return x[tuple(map(slice, params["start_indices"], params["limit_indices"], strides))]
-
-
-def _reshape(params, x):
-    return np.reshape(
-        x if params["dimensions"] is None else np.transpose(x, params["dimensions"]),
-        params["new_sizes"],
-    )
-
-
 # Equations that move elements, for speed: no compilation per shape.
 SHAPE_RULES: dict[str, Callable] = {
-    "broadcast_in_dim": _broadcast_in_dim,
-    "reshape": _reshape,
-    "squeeze": lambda params, x: np.squeeze(x, tuple(params["dimensions"])),
-    "expand_dims": lambda params, x: np.expand_dims(x, tuple(params["dimensions"])),
-    "transpose": lambda params, x: np.transpose(x, params["permutation"]),
-    "slice": _slice,
-    "rev": lambda params, x: np.flip(x, tuple(params["dimensions"])),
+    **VIEWS,
     "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]),
 }
 

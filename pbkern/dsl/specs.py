@@ -199,17 +199,17 @@ def _show(block_shape: Sequence) -> str:
     return f"({inner},)" if len(block_shape) == 1 else f"({inner})"
 
 
-def _trace_index_map(f, origin, array, grid, prefetch, at):
+def _trace_index_map(index_map, origin, array, grid, prefetch, at):
     """Closed jaxpr (i32 grid indices, prefetch Refs) -> i32 per dimension, with and without jax_enable_x64."""
-    at = definition_line(f) or at
-    if f is None:
-        f = lambda *_: (0,) * len(array.shape)
-    _check_arity(f, origin, len(grid), len(prefetch), at)
+    at = definition_line(index_map) or at
+    if index_map is None:
+        index_map = lambda *_: (0,) * len(array.shape)
+    _check_arity(index_map, origin, len(grid), len(prefetch), at)
     avals = [jax.core.ShapedArray((), np.dtype("int32"))] * len(grid)
     avals += [_jax.ref_aval(operand_type.shape, operand_type.dtype) for operand_type in prefetch]
 
     def indices(*args):
-        result = f(*args)
+        result = index_map(*args)
         result = tuple(result) if isinstance(result, (tuple, list)) else (result,)
         if len(result) != len(array.shape):
             raise KernelError(
@@ -294,11 +294,11 @@ def _show_indices(indices: tuple) -> str:
     return f"({', '.join(shown)})"
 
 
-def definition_line(f) -> str | None:
+def definition_line(function) -> str | None:
     """`file:line:column (function)` where a Python function is defined."""
-    while isinstance(f, functools.partial):
-        f = f.func
-    code = getattr(inspect.unwrap(f), "__code__", None) if callable(f) else None
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     if code is None:
         return None
     column = next(

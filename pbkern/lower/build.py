@@ -1,4 +1,4 @@
-"""Body jaxpr over Refs -> statements of nests (lower/nest/ir.py).
+"""Body jaxpr over Refs -> statements of nests (lower/nest/ir/).
 
 Equations are read in order. Elementwise operations and index maps become lazy values; what must be
 in memory is decided by who asks for it (`lower/values/materialise.py`); Ref effects, control flow

@@ -14,9 +14,10 @@ from pbkern.core.lazy_dataclass import dataclass
 
 from . import ops
 from .counts import Memo
-from .instructions import MAKERS, Mask, Step, address_of, read
+from .instructions.accesses import address_of, read
+from .instructions.table import MAKERS
 from .memory import Fault
-from .operands import operand
+from .operands import Mask, Step, operand
 from .parse import Instruction, PtxProgram
 
 BYTE = np.dtype(np.uint8)

@@ -16,10 +16,12 @@ import numpy as np
 from pbkern.core.errors import SimulationError
 from pbkern.core.lazy_dataclass import dataclass
 
-from . import async_copies, instructions, matrices, ops, warpgroups  # noqa: F401 (some add rows)
+from . import async_copies, matrices, ops, warpgroups  # noqa: F401 (some add rows)
 from .async_copies import LaneCopies
 from .block_order import JUMPS, place_order
 from .counts import WARP_THREADS, Counts
+from .instructions.accesses import space_of
+from .instructions.table import compiled
 from .memory import BLOCK_SHIFT, THREAD_BITS, Arrays, BlockMemory, Fault
 from .operands import as_type, operand
 from .parse import SIZES, Instruction, PtxProgram
@@ -70,9 +72,7 @@ class SimulatedLaunch:
     def run(self) -> None:
         """All blocks. Raises SimulationError."""
         self.steps = [
-            None
-            if instruction.op[0] in (*JUMPS, *_MEETS)
-            else instructions.compiled(self.program, instruction)
+            None if instruction.op[0] in (*JUMPS, *_MEETS) else compiled(self.program, instruction)
             for instruction in self.program.code
         ]
         self.order = place_order(self.program)
@@ -490,7 +490,6 @@ def smallest_access(program: PtxProgram, space: str) -> int:
     sizes += [
         SIZES.get(instruction.op[-1], 4)
         for instruction in program.code
-        if instruction.op[0] in _ACCESSES
-        and instructions.space_of(instruction) in (space, "generic")
+        if instruction.op[0] in _ACCESSES and space_of(instruction) in (space, "generic")
     ]
     return min(sizes, default=4)

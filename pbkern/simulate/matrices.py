@@ -13,8 +13,9 @@ import numpy as np
 
 from . import ops
 from .counts import WARP_THREADS, Memo
-from .instructions import MAKERS, Mask, Step, address_of, names_of, read
-from .operands import Reader, operand
+from .instructions.accesses import address_of, read
+from .instructions.table import MAKERS
+from .operands import Mask, Reader, Step, names_of, operand
 from .parse import Instruction, PtxProgram
 
 WORD = np.dtype(np.uint32)

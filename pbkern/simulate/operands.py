@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,10 @@ from .parse import PtxProgram
 
 # Reads an operand of a gang of lanes (machine.py): an array that broadcasts to [blocks, threads].
 Reader = Callable[[Any], np.ndarray]
+# The lanes that take part; None: all of them.
+Mask = np.ndarray | None
+# Runs an instruction for a gang of lanes.
+Step = Callable[[Any, Mask], None]
 
 
 def as_type(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -90,3 +95,13 @@ _SPECIAL: Mapping[str, Callable[[Any], np.ndarray]] = {
     "%laneid": lambda gang: gang.tid % np.uint32(WARP_THREADS),
     "WARP_SZ": _constant(WARP_THREADS),
 }
+
+
+def names_of(text: str) -> list[str]:
+    """The registers between braces."""
+    return re.findall(r"[^\s,{}]+", text)
+
+
+def widened(elements: np.ndarray, signed: bool) -> np.ndarray:
+    """Extends a smaller integer to a register: the sign in all bits above."""
+    return elements.view(f"int{8 * elements.itemsize}").astype(np.int64) if signed else elements

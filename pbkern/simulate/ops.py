@@ -1,7 +1,7 @@
 """The table of PTX's instructions that compute: name -> function of NumPy arrays.
 
 An array has a lane per element. Source: PTX ISA 8.7, section 9. What touches memory or other lanes
-is in instructions.py, what branches or waits in machine.py.
+is in instructions/, what branches or waits in machine.py.
 """
 
 from __future__ import annotations

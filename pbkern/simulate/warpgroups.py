@@ -16,10 +16,11 @@ from pbkern.core.lazy_dataclass import dataclass
 
 from . import ops
 from .counts import WARP_THREADS, Memo
-from .instructions import MAKERS, Mask, Step, names_of, read
+from .instructions.accesses import read
+from .instructions.table import MAKERS
 from .matrices import KINDS, LANE_GROUP, LANE_IN_GROUP
 from .memory import Fault
-from .operands import operand
+from .operands import Mask, Step, names_of, operand
 from .parse import Instruction, PtxProgram
 
 WORD = np.dtype(np.uint32)

@@ -21,10 +21,9 @@ from pbkern.lower.kernel_nests import kernel_nests
 from pbkern.lower.nest.ir import For, Nest, every
 from pbkern.lower.nest.tiles.tiling import Tiling
 from pbkern.lower.passes.shared import SHARED_PASSES
-from pbkern.simulate import instructions as simulated_instructions
-from pbkern.simulate.instructions import names_of
+from pbkern.simulate.instructions.table import MAKERS
 from pbkern.simulate.launches import simulate_ptx
-from pbkern.simulate.operands import operand
+from pbkern.simulate.operands import names_of, operand
 from pbkern.targets.amdgpu.backend import AmdgpuBackend
 from pbkern.targets.amdgpu.devices import device_kind
 from pbkern.targets.nvgpu import compile as codegen
@@ -183,7 +182,7 @@ def test_layouts_of_rdna(name):
     )  # fmt: skip
     with (
         mock.patch("pbkern.targets.simt.passes.products.WARP_INSTRUCTIONS", (row,)),
-        mock.patch.dict(simulated_instructions.MAKERS, {"wmma": _wmma}),
+        mock.patch.dict(MAKERS, {"wmma": _wmma}),
     ):
         nests = kernel_nests(kernel, options).after((*SHARED_PASSES, *THREAD_PASSES))
         assert instructions(nests) == {row.name}

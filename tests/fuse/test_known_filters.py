@@ -213,7 +213,7 @@ def test_numbers_of_views(name):
     known = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     numbers = known
     for eqn in jax.make_jaxpr(VIEWED[name])(known).jaxpr.eqns:
-        numbers = VIEWS[eqn.primitive.name](numbers, eqn.params)
+        numbers = VIEWS[eqn.primitive.name](eqn.params, numbers)
     np.testing.assert_array_equal(numbers, VIEWED[name](jnp.asarray(known)))
 
 

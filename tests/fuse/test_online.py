@@ -301,6 +301,6 @@ def test_the_maximum_of_one_row_may_be_seen_through_views_without_dimensions():
     jaxpr = jax.make_jaxpr(f)(*args).jaxpr
     found = pbkern.fuse.tiling.online_analysis.find_online(jaxpr.eqns, jaxpr.outvars, SIZES)
     assert found is not None
-    assert found.level is jaxpr.eqns[0]
+    assert found.maximum is jaxpr.eqns[0]
     assert len(found.sums) == 2
     check(f, *args, tolerance=1e-5)

@@ -58,7 +58,7 @@ def test_short_points_stay_one_after_the_other():
 @pytest.mark.parametrize(
     "last",
     [
-        Operation("scf.if", ("%t",), "", f" %s -> ({VECTOR})", (Region([]),), "%c"),
+        Operation("scf.if", ("%t",), "", f" %s -> ({VECTOR})", (Region([]),), result="%c"),
         Operation("scf.if", ("%t",), regions=(Region([]),)),
         Operation("func.call", syntax=" @print()"),
     ],

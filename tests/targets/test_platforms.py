@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pbkern.core.errors import TargetError
-from pbkern.targets.cpu.machines import detect, devices
+from pbkern.targets.cpu.machines import calibration, detect, devices
 from pbkern.targets.host import processor
 from pbkern.targets.host.objects import cache_key
 from pbkern.targets.host.runtime import xla
@@ -78,9 +78,26 @@ CPU revision	: 1
 """
 
 
+# Functions that remember what they have read of this computer's processor.
+REMEMBERED = (
+    cache_key.environment,
+    calibration._read,
+    detect._machine,
+    devices._runnable,
+    devices.device_of,
+    processor.may_use_tiles,
+)
+
+
+def forget_the_processor():
+    for function in REMEMBERED:
+        function.cache_clear()
+
+
 @pytest.fixture
 def on_arm(monkeypatch):
     """Imitates Linux on AArch64 whose /proc/cpuinfo is this text."""
+    forget_the_processor()
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(platform, "system", lambda: "Linux")
 
@@ -89,7 +106,8 @@ def on_arm(monkeypatch):
             monkeypatch.setattr(module, "cpuinfo", lambda: text)
 
     imitated(NEOVERSE)
-    return imitated
+    yield imitated
+    forget_the_processor()
 
 
 def test_the_runtime_holds_no_word_of_another_processor(on_arm):
@@ -135,3 +153,8 @@ def test_native_libraries_of_aarch64_use_what_the_processor_has(on_arm):
     assert not devices.device_of("x86-64-v3").is_here
     on_arm(NEOVERSE.replace("asimddp", "").replace("atomics", ""))
     assert devices._native("linux").needs == ("fullfp16",)
+
+
+def test_no_imitated_processor_is_remembered():
+    """Later tests of this process plan for the processor at hand."""
+    assert detect.detected_machine() == detect._machine.__wrapped__(calibration.stored())

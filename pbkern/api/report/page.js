@@ -74,7 +74,7 @@ class View {
       ["peak of temporaries", bytes(report.peak_bytes)],
     ];
     const where = report.peak_at ? `Most temporaries are live at ${report.peak_at}. ` : "";
-    const unknown = report.kernels.some((kernel) => kernel.runs === null) ? "Values decide how often some kernels run: they are counted once. " : "";
+    const unknown = report.kernels.some((kernel) => kernel.launches === null) ? "Values decide how often some kernels run: they are counted once. " : "";
     return element("section", {},
       element("h1", {}, report.name),
       element("p", { class: "soft" }, `${report.target}: ${report.machine.cores} cores, ${report.machine.source}${report.machine_note && `; ${report.machine_note}`}`),
@@ -187,7 +187,7 @@ class View {
 
   kernelRow(n) {
     const kernel = this.report.kernels[n];
-    const one = kernel.runs === null ? "by values" : kernel.runs;
+    const one = kernel.launches === null ? "by values" : kernel.launches;
     const runs = kernel.equal.length > 1 ? `${kernel.equal.length} x ${one}` : String(one);
     const share = this.report.seconds ? kernel.seconds / this.report.seconds : 0;
     return element("tr", { "data-kernel": n },

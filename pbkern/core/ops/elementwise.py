@@ -12,7 +12,7 @@ the row. A target prices all rows by a PriceTable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -22,6 +22,69 @@ from .elementwise_row import SECOND, STATED, TRUTH, ElementwisePrimitive, Spelli
 # Reasons for leaving a primitive to XLA.
 COMPLEX = "complex numbers become pairs of real ones before (fuse/complex)"
 ITERATIVE = "its series and continued fractions are XLA's own expansions"
+
+
+def _comparison(
+    name: str,
+    meaning: Callable[..., np.ndarray],
+    operator: str,
+    operator_kinds: str,
+    *,
+    in_index_tests: bool = False,
+) -> ElementwisePrimitive:
+    spelling = Spelling(f"lax.{name}", operator, operator_kinds)
+    return ElementwisePrimitive(
+        name, "fiub", meaning, spelling, price=1.0, result=TRUTH,
+        in_memory=True, on_sub_byte=True, in_index_tests=in_index_tests,
+    )  # fmt: skip
+
+
+def _total_comparison(name: str, compare: Callable[..., np.ndarray]) -> ElementwisePrimitive:
+    """A comparison by which -NaN < -inf < -0 < +0 < inf < NaN."""
+    meaning = meanings.total_order(compare)
+    return ElementwisePrimitive(
+        name, "fiub", meaning, None, price=1.0, result=TRUTH, in_memory=True
+    )
+
+
+def _bitwise(
+    name: str,
+    meaning: Callable[..., np.ndarray],
+    operator: str,
+    *,
+    on_sub_byte: bool = False,
+    in_index_tests: bool = False,
+) -> ElementwisePrimitive:
+    spelling = Spelling(f"lax.bitwise_{name}", operator, "iub")
+    return ElementwisePrimitive(
+        name, "iub", meaning, spelling, price=1.0,
+        on_sub_byte=on_sub_byte, in_index_tests=in_index_tests,
+    )  # fmt: skip
+
+
+def _on_integers(
+    name: str, meaning: Callable[..., np.ndarray], price: float
+) -> ElementwisePrimitive:
+    return ElementwisePrimitive(name, "iu", meaning, Spelling(f"lax.{name}"), price)
+
+
+def _inexact(
+    name: str,
+    meaning: Callable[..., np.ndarray],
+    price: float,
+    error_ulp: tuple[float, float],
+    approx_relative: tuple[float, float] | None = None,
+) -> ElementwisePrimitive:
+    """A function of floats that code computes with an error."""
+    return ElementwisePrimitive(
+        name, "f", meaning, Spelling(f"lax.{name}"), price,
+        error_ulp=error_ulp, approx_relative=approx_relative,
+    )  # fmt: skip
+
+
+def _iterative(name: str, spelling: Spelling | None) -> ElementwisePrimitive:
+    return ElementwisePrimitive(name, "f", None, spelling, price=1.0, unlowered=ITERATIVE)
+
 
 _ROWS = (
     # --- arithmetic
@@ -83,97 +146,15 @@ _ROWS = (
     ),
     ElementwisePrimitive("sqrt", "f", np.sqrt, Spelling("lax.sqrt"), price=8.0),
     # --- comparison and choice
-    ElementwisePrimitive(
-        "eq",
-        "fiub",
-        np.equal,
-        Spelling("lax.eq", "==", "fiuc"),
-        price=1.0,
-        result=TRUTH,
-        in_memory=True,
-        on_sub_byte=True,
-    ),
-    ElementwisePrimitive(
-        "ne",
-        "fiub",
-        np.not_equal,
-        Spelling("lax.ne", "!=", "fiuc"),
-        price=1.0,
-        result=TRUTH,
-        in_memory=True,
-        on_sub_byte=True,
-    ),
-    ElementwisePrimitive(
-        "lt",
-        "fiub",
-        np.less,
-        Spelling("lax.lt", "<", "fiu"),
-        price=1.0,
-        result=TRUTH,
-        in_memory=True,
-        on_sub_byte=True,
-        in_index_tests=True,
-    ),
-    ElementwisePrimitive(
-        "le",
-        "fiub",
-        np.less_equal,
-        Spelling("lax.le", "<=", "fiu"),
-        price=1.0,
-        result=TRUTH,
-        in_memory=True,
-        on_sub_byte=True,
-        in_index_tests=True,
-    ),
-    ElementwisePrimitive(
-        "gt",
-        "fiub",
-        np.greater,
-        Spelling("lax.gt", ">", "fiu"),
-        price=1.0,
-        result=TRUTH,
-        in_memory=True,
-        on_sub_byte=True,
-        in_index_tests=True,
-    ),
-    ElementwisePrimitive(
-        "ge",
-        "fiub",
-        np.greater_equal,
-        Spelling("lax.ge", ">=", "fiu"),
-        price=1.0,
-        result=TRUTH,
-        in_memory=True,
-        on_sub_byte=True,
-        in_index_tests=True,
-    ),
-    ElementwisePrimitive(
-        "eq_to",
-        "fiub",
-        meanings.total_order(np.equal),
-        None,
-        price=1.0,
-        result=TRUTH,
-        in_memory=True,
-    ),
-    ElementwisePrimitive(
-        "le_to",
-        "fiub",
-        meanings.total_order(np.less_equal),
-        None,
-        price=1.0,
-        result=TRUTH,
-        in_memory=True,
-    ),
-    ElementwisePrimitive(
-        "lt_to",
-        "fiub",
-        meanings.total_order(np.less),
-        None,
-        price=1.0,
-        result=TRUTH,
-        in_memory=True,
-    ),
+    _comparison("eq", np.equal, "==", "fiuc"),
+    _comparison("ne", np.not_equal, "!=", "fiuc"),
+    _comparison("lt", np.less, "<", "fiu", in_index_tests=True),
+    _comparison("le", np.less_equal, "<=", "fiu", in_index_tests=True),
+    _comparison("gt", np.greater, ">", "fiu", in_index_tests=True),
+    _comparison("ge", np.greater_equal, ">=", "fiu", in_index_tests=True),
+    _total_comparison("eq_to", np.equal),
+    _total_comparison("le_to", np.less_equal),
+    _total_comparison("lt_to", np.less),
     ElementwisePrimitive(
         "is_finite",
         "f",
@@ -195,65 +176,15 @@ _ROWS = (
         in_index_tests=True,
     ),
     # --- bits
-    ElementwisePrimitive(
-        "and",
-        "iub",
-        np.bitwise_and,
-        Spelling("lax.bitwise_and", "&", "iub"),
-        price=1.0,
-        on_sub_byte=True,
-        in_index_tests=True,
-    ),
-    ElementwisePrimitive(
-        "or",
-        "iub",
-        np.bitwise_or,
-        Spelling("lax.bitwise_or", "|", "iub"),
-        price=1.0,
-        on_sub_byte=True,
-        in_index_tests=True,
-    ),
-    ElementwisePrimitive(
-        "xor",
-        "iub",
-        np.bitwise_xor,
-        Spelling("lax.bitwise_xor", "^", "iub"),
-        price=1.0,
-        on_sub_byte=True,
-    ),
-    ElementwisePrimitive(
-        "not",
-        "iub",
-        meanings.not_,
-        Spelling("lax.bitwise_not", "~", "iub"),
-        price=1.0,
-        in_index_tests=True,
-    ),
-    ElementwisePrimitive(
-        "shift_left", "iu", meanings.shift_left, Spelling("lax.shift_left"), price=1.0
-    ),
-    ElementwisePrimitive(
-        "shift_right_logical",
-        "iu",
-        meanings.shift_right_logical,
-        Spelling("lax.shift_right_logical"),
-        price=1.0,
-    ),
-    ElementwisePrimitive(
-        "shift_right_arithmetic",
-        "iu",
-        meanings.shift_right_arithmetic,
-        Spelling("lax.shift_right_arithmetic"),
-        price=1.0,
-    ),
-    ElementwisePrimitive(
-        "population_count",
-        "iu",
-        meanings.population_count,
-        Spelling("lax.population_count"),
-        price=2.0,
-    ),
-    ElementwisePrimitive("clz", "iu", meanings.clz, Spelling("lax.clz"), price=2.0),
+    _bitwise("and", np.bitwise_and, "&", on_sub_byte=True, in_index_tests=True),
+    _bitwise("or", np.bitwise_or, "|", on_sub_byte=True, in_index_tests=True),
+    _bitwise("xor", np.bitwise_xor, "^", on_sub_byte=True),
+    _bitwise("not", meanings.not_, "~", in_index_tests=True),
+    _on_integers("shift_left", meanings.shift_left, 1.0),
+    _on_integers("shift_right_logical", meanings.shift_right_logical, 1.0),
+    _on_integers("shift_right_arithmetic", meanings.shift_right_arithmetic, 1.0),
+    _on_integers("population_count", meanings.population_count, 2.0),
+    _on_integers("clz", meanings.clz, 2.0),
     # --- formats
     ElementwisePrimitive(
         "convert_element_type",
@@ -287,195 +218,34 @@ _ROWS = (
     ),
     ElementwisePrimitive("copy", "fiub", meanings.same, None, price=1.0, on_sub_byte=True),
     ElementwisePrimitive("stop_gradient", "fiub", meanings.same, None, price=1.0),
-    # --- functions that are not exact
-    ElementwisePrimitive(
-        "rsqrt", "f", meanings.rsqrt, Spelling("lax.rsqrt"), price=8.0, error_ulp=(1.5, 1.5)
-    ),
-    ElementwisePrimitive(
-        "cbrt",
-        "f",
-        meanings.in_float64(np.cbrt),
-        Spelling("lax.cbrt"),
-        price=25.0,
-        error_ulp=(0.8, 0.8),
-    ),
-    ElementwisePrimitive(
-        "exp",
-        "f",
-        meanings.in_float64(np.exp),
-        Spelling("lax.exp"),
-        price=8.0,
-        error_ulp=(1.1, 1.1),
-        approx_relative=(6e-06, 1e-10),
-    ),
-    ElementwisePrimitive(
-        "exp2",
-        "f",
-        meanings.in_float64(np.exp2),
-        Spelling("lax.exp2"),
-        price=7.0,
-        error_ulp=(1.1, 1.1),
-    ),
-    ElementwisePrimitive(
-        "expm1",
-        "f",
-        meanings.in_float64(np.expm1),
-        Spelling("lax.expm1"),
-        price=12.0,
-        error_ulp=(1.6, 2),
-        approx_relative=(3e-05, 5e-10),
-    ),
-    ElementwisePrimitive(
-        "log", "f", meanings.in_float64(np.log), Spelling("lax.log"), price=12.0, error_ulp=(1, 1)
-    ),
-    ElementwisePrimitive(
-        "log1p",
-        "f",
-        meanings.in_float64(np.log1p),
-        Spelling("lax.log1p"),
-        price=14.0,
-        error_ulp=(1.5, 1.5),
-    ),
-    ElementwisePrimitive(
-        "logistic",
-        "f",
-        meanings.logistic,
-        Spelling("lax.logistic"),
-        price=12.0,
-        error_ulp=(2.75, 2.75),
-        approx_relative=(6e-06, 1e-10),
-    ),
-    ElementwisePrimitive(
-        "pow", "f", meanings.pow_, Spelling("lax.pow"), price=30.0, error_ulp=(0.6, 1.5)
-    ),
-    ElementwisePrimitive(
-        "sin",
-        "f",
-        meanings.in_float64(np.sin),
-        Spelling("lax.sin"),
-        price=18.0,
-        error_ulp=(1.75, 3),
-    ),
-    ElementwisePrimitive(
-        "cos",
-        "f",
-        meanings.in_float64(np.cos),
-        Spelling("lax.cos"),
-        price=18.0,
-        error_ulp=(1.75, 3),
-    ),
-    ElementwisePrimitive(
-        "tan",
-        "f",
-        meanings.in_float64(np.tan),
-        Spelling("lax.tan"),
-        price=30.0,
-        error_ulp=(1.25, 1.25),
-    ),
-    ElementwisePrimitive(
-        "asin",
-        "f",
-        meanings.in_float64(np.arcsin),
-        Spelling("lax.asin"),
-        price=25.0,
-        error_ulp=(2.5, 2.5),
-    ),
-    ElementwisePrimitive(
-        "acos",
-        "f",
-        meanings.in_float64(np.arccos),
-        Spelling("lax.acos"),
-        price=25.0,
-        error_ulp=(1.25, 1.25),
-    ),
-    ElementwisePrimitive(
-        "atan",
-        "f",
-        meanings.in_float64(np.arctan),
-        Spelling("lax.atan"),
-        price=25.0,
-        error_ulp=(2, 2),
-    ),
-    ElementwisePrimitive(
-        "atan2",
-        "f",
-        meanings.in_float64(np.arctan2),
-        Spelling("lax.atan2"),
-        price=35.0,
-        error_ulp=(2.5, 2.5),
-    ),
-    ElementwisePrimitive(
-        "sinh",
-        "f",
-        meanings.in_float64(np.sinh),
-        Spelling("lax.sinh"),
-        price=20.0,
-        error_ulp=(1.75, 1.75),
-        approx_relative=(8e-06, 1e-10),
-    ),
-    ElementwisePrimitive(
-        "cosh",
-        "f",
-        meanings.in_float64(np.cosh),
-        Spelling("lax.cosh"),
-        price=20.0,
-        error_ulp=(1.5, 1.5),
-        approx_relative=(6e-06, 1e-10),
-    ),
-    ElementwisePrimitive(
-        "tanh",
-        "f",
-        meanings.in_float64(np.tanh),
-        Spelling("lax.tanh"),
-        price=14.0,
-        error_ulp=(2.75, 2.75),
-        approx_relative=(3e-05, 4e-10),
-    ),
-    ElementwisePrimitive(
-        "asinh",
-        "f",
-        meanings.in_float64(np.arcsinh),
-        Spelling("lax.asinh"),
-        price=30.0,
-        error_ulp=(2, 2),
-    ),
-    ElementwisePrimitive(
-        "acosh",
-        "f",
-        meanings.in_float64(np.arccosh),
-        Spelling("lax.acosh"),
-        price=30.0,
-        error_ulp=(2.5, 2.5),
-    ),
-    ElementwisePrimitive(
-        "atanh",
-        "f",
-        meanings.in_float64(np.arctanh),
-        Spelling("lax.atanh"),
-        price=30.0,
-        error_ulp=(2.25, 2.25),
-    ),
-    ElementwisePrimitive(
-        "erf", "f", meanings.erf, Spelling("lax.erf"), price=16.0, error_ulp=(1.25, 2.5)
-    ),
-    ElementwisePrimitive(
-        "erfc",
-        "f",
-        meanings.erfc,
-        Spelling("lax.erfc"),
-        price=30.0,
-        error_ulp=(4.5, 5),
-        approx_relative=(8e-06, 1e-10),
-    ),
-    ElementwisePrimitive(
-        "erf_inv", "f", meanings.erf_inv, Spelling("lax.erf_inv"), price=30.0, error_ulp=(3.25, 5)
-    ),
-    ElementwisePrimitive(
-        "lgamma", "f", meanings.lgamma, Spelling("lax.lgamma"), price=30.0, error_ulp=(4.5, 4.5)
-    ),
-    ElementwisePrimitive(
-        "digamma", "f", meanings.digamma, Spelling("lax.digamma"), price=30.0, error_ulp=(6, 6.5)
-    ),
+    # --- functions that are not exact: name, meaning, price, bounds of error
+    _inexact("rsqrt", meanings.rsqrt, 8.0, (1.5, 1.5)),
+    _inexact("cbrt", meanings.in_float64(np.cbrt), 25.0, (0.8, 0.8)),
+    _inexact("exp", meanings.in_float64(np.exp), 8.0, (1.1, 1.1), (6e-06, 1e-10)),
+    _inexact("exp2", meanings.in_float64(np.exp2), 7.0, (1.1, 1.1)),
+    _inexact("expm1", meanings.in_float64(np.expm1), 12.0, (1.6, 2), (3e-05, 5e-10)),
+    _inexact("log", meanings.in_float64(np.log), 12.0, (1, 1)),
+    _inexact("log1p", meanings.in_float64(np.log1p), 14.0, (1.5, 1.5)),
+    _inexact("logistic", meanings.logistic, 12.0, (2.75, 2.75), (6e-06, 1e-10)),
+    _inexact("pow", meanings.pow_, 30.0, (0.6, 1.5)),
+    _inexact("sin", meanings.in_float64(np.sin), 18.0, (1.75, 3)),
+    _inexact("cos", meanings.in_float64(np.cos), 18.0, (1.75, 3)),
+    _inexact("tan", meanings.in_float64(np.tan), 30.0, (1.25, 1.25)),
+    _inexact("asin", meanings.in_float64(np.arcsin), 25.0, (2.5, 2.5)),
+    _inexact("acos", meanings.in_float64(np.arccos), 25.0, (1.25, 1.25)),
+    _inexact("atan", meanings.in_float64(np.arctan), 25.0, (2, 2)),
+    _inexact("atan2", meanings.in_float64(np.arctan2), 35.0, (2.5, 2.5)),
+    _inexact("sinh", meanings.in_float64(np.sinh), 20.0, (1.75, 1.75), (8e-06, 1e-10)),
+    _inexact("cosh", meanings.in_float64(np.cosh), 20.0, (1.5, 1.5), (6e-06, 1e-10)),
+    _inexact("tanh", meanings.in_float64(np.tanh), 14.0, (2.75, 2.75), (3e-05, 4e-10)),
+    _inexact("asinh", meanings.in_float64(np.arcsinh), 30.0, (2, 2)),
+    _inexact("acosh", meanings.in_float64(np.arccosh), 30.0, (2.5, 2.5)),
+    _inexact("atanh", meanings.in_float64(np.arctanh), 30.0, (2.25, 2.25)),
+    _inexact("erf", meanings.erf, 16.0, (1.25, 2.5)),
+    _inexact("erfc", meanings.erfc, 30.0, (4.5, 5), (8e-06, 1e-10)),
+    _inexact("erf_inv", meanings.erf_inv, 30.0, (3.25, 5)),
+    _inexact("lgamma", meanings.lgamma, 30.0, (4.5, 4.5)),
+    _inexact("digamma", meanings.digamma, 30.0, (6, 6.5)),
     # --- left to XLA
     ElementwisePrimitive(
         "real", "c", None, Spelling("lax.real"), price=1.0, result=STATED, unlowered=COMPLEX
@@ -483,21 +253,11 @@ _ROWS = (
     ElementwisePrimitive(
         "imag", "c", None, Spelling("lax.imag"), price=1.0, result=STATED, unlowered=COMPLEX
     ),
-    ElementwisePrimitive(
-        "igamma", "f", None, Spelling("lax.igamma"), price=1.0, unlowered=ITERATIVE
-    ),
-    ElementwisePrimitive(
-        "igammac", "f", None, Spelling("lax.igammac"), price=1.0, unlowered=ITERATIVE
-    ),
-    ElementwisePrimitive(
-        "regularized_incomplete_beta", "f", None, None, price=1.0, unlowered=ITERATIVE
-    ),
-    ElementwisePrimitive(
-        "bessel_i0e", "f", None, Spelling("lax.bessel_i0e"), price=1.0, unlowered=ITERATIVE
-    ),
-    ElementwisePrimitive(
-        "bessel_i1e", "f", None, Spelling("lax.bessel_i1e"), price=1.0, unlowered=ITERATIVE
-    ),
+    _iterative("igamma", Spelling("lax.igamma")),
+    _iterative("igammac", Spelling("lax.igammac")),
+    _iterative("regularized_incomplete_beta", None),
+    _iterative("bessel_i0e", Spelling("lax.bessel_i0e")),
+    _iterative("bessel_i1e", Spelling("lax.bessel_i1e")),
 )
 ELEMENTWISE: dict[str, ElementwisePrimitive] = {row.name: row for row in _ROWS}
 

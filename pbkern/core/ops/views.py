@@ -1,4 +1,7 @@
-"""Views of arrays, evaluated by NumPy: the numbers behind some views of a small constant are known without running it."""
+"""Views of one array: the primitives that move or repeat elements and compute none, and what each makes of a NumPy array.
+
+The numbers behind views of a small constant are known without running them.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,36 @@ from collections.abc import Callable
 
 import numpy as np
 
+# Views that keep elements in their order: they give an array another shape, or repeat it.
+SHAPE_VIEWS = ("broadcast_in_dim", "reshape", "squeeze")
 # Elements of an array whose numbers are looked at while a function is compiled.
 MOST_ELEMENTS = 1024
 
 
-def _broadcast(x: np.ndarray, params: dict) -> np.ndarray:
-    shape, places = params["shape"], params["broadcast_dimensions"]
-    unit = [1] * len(shape)
-    for size, place in zip(x.shape, places):
-        unit[place] = size
-    return np.broadcast_to(x.reshape(unit), shape)
+def _broadcast_in_dim(params: dict, x: np.ndarray) -> np.ndarray:
+    shape = [1] * len(params["shape"])
+    for dim, size in zip(params["broadcast_dimensions"], x.shape):
+        shape[dim] = size
+    return np.broadcast_to(x.reshape(shape), params["shape"])
 
 
-def _reshape(x: np.ndarray, params: dict) -> np.ndarray:
+def _reshape(params: dict, x: np.ndarray) -> np.ndarray:
     order = params["dimensions"]
     return (x if order is None else x.transpose(order)).reshape(params["new_sizes"])
 
 
-def _slice(x: np.ndarray, params: dict) -> np.ndarray:
-    steps = params["strides"] or (1,) * x.ndim
-    return x[tuple(map(slice, params["start_indices"], params["limit_indices"], steps))]
+def _slice(params: dict, x: np.ndarray) -> np.ndarray:
+    strides = params["strides"] or (1,) * x.ndim
+    return x[tuple(map(slice, params["start_indices"], params["limit_indices"], strides))]
 
 
-# Primitive -> the result's numbers, from the operand's and the parameters.
-VIEWS: dict[str, Callable[[np.ndarray, dict], np.ndarray]] = {
-    "broadcast_in_dim": _broadcast,
+# Primitive -> (its parameters, operand) -> result.
+VIEWS: dict[str, Callable[[dict, np.ndarray], np.ndarray]] = {
+    "broadcast_in_dim": _broadcast_in_dim,
     "reshape": _reshape,
-    "squeeze": lambda x, params: x.squeeze(params["dimensions"]),
-    "expand_dims": lambda x, params: np.expand_dims(x, params["dimensions"]),
-    "transpose": lambda x, params: x.transpose(params["permutation"]),
-    "rev": lambda x, params: np.flip(x, params["dimensions"]),
+    "squeeze": lambda params, x: np.squeeze(x, tuple(params["dimensions"])),
+    "transpose": lambda params, x: np.transpose(x, params["permutation"]),
+    "rev": lambda params, x: np.flip(x, tuple(params["dimensions"])),
     "slice": _slice,
-    "copy": lambda x, params: x,
+    "copy": lambda params, x: x,
 }

@@ -1,6 +1,6 @@
 """Room on Python's stack for a compilation, however deep its caller is.
 
-Expressions have bounded height (lower/nest/ir.py), so walks over them need at most this many
+Expressions have bounded height (lower/nest/ir/), so walks over them need at most this many
 frames; walks over whole functions, whose depth has no bound, are loops. JAX itself traces and
 lowers within a few dozen frames of its caller.
 """

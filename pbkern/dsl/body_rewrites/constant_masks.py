@@ -17,11 +17,13 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jaxprs import retrace
+from pbkern.core.ops.views import SHAPE_VIEWS
 from pbkern.dsl.interpret import numpy_result
 from pbkern.dsl.primitives.ref_access import add_index, bind_access, compose, mul_index, stays
 
 # Larger values are not worth the time; they are computed where they are used.
 LARGEST_CONSTANT = 1 << 20
+# Operations that masks are made of, beside iota.
 EVALUATED = (
     "lt",
     "le",
@@ -35,10 +37,7 @@ EVALUATED = (
     "add",
     "sub",
     "mul",
-    "broadcast_in_dim",
-    "reshape",
-    "squeeze",
-    "expand_dims",
+    *SHAPE_VIEWS,
 )
 
 

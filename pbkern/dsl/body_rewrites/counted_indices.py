@@ -21,6 +21,7 @@ from pbkern import _jax
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import equations, literal_value
 from pbkern.core.lazy_dataclass import dataclass
+from pbkern.core.ops.views import SHAPE_VIEWS
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.ref_access import (
     Atom,
@@ -297,14 +298,14 @@ class CountedIndices:
                 return None
             lows, highs = zip(*(case.bounds for case in cases if case is not None))
             return Count((), (min(lows), max(highs)))
-        if name not in (*SAME, *BOUNDS, "add", "sub", "broadcast_in_dim", "reshape", "squeeze"):
+        if name not in (*SAME, *BOUNDS, "add", "sub", *SHAPE_VIEWS):
             return None
         counts = [count for atom in eqn.invars if (count := self.count(atom)) is not None]
         if len(counts) < len(eqn.invars):
             return None
         if name in SAME:
             return counts[0]
-        if name in ("broadcast_in_dim", "reshape", "squeeze"):
+        if name in SHAPE_VIEWS:
             return self._moved(eqn, counts[0])
         if name in ("add", "sub"):
             return counts[0].plus(counts[1].times(1 if name == "add" else -1))
@@ -348,7 +349,7 @@ class CountedIndices:
         name = eqn.primitive.name
         if name == "and":
             return min(self.reach(operand, axis, length) for operand in eqn.invars)
-        if name in ("broadcast_in_dim", "reshape", "squeeze"):
+        if name in SHAPE_VIEWS:
             sizes = array_aval(eqn.invars[0]).shape
             same = [n for n, size in enumerate(sizes) if size > 1 and _place_of(eqn, n) == axis]
             return self.reach(eqn.invars[0], same[0], length) if same else length

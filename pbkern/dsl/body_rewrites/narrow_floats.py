@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from pbkern.core.lazy_dataclass import dataclass
+from pbkern.core.ops.views import VIEWS
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,12 @@ FORMATS = {
 EXPONENTS = "float8_e8m0fnu"
 # Equations whose results are elements of their operands: rounding those would change nothing.
 MOVES = (
+    *VIEWS,
     "select_n",
-    "reshape",
-    "broadcast_in_dim",
-    "transpose",
-    "rev",
-    "slice",
     "dynamic_slice",
-    "squeeze",
     "concatenate",
     "pad",
     "gather",
-    "copy",
     "max",
     "min",
 )

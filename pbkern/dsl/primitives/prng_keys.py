@@ -18,16 +18,14 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.ops.views import SHAPE_VIEWS
 
 WORD = np.dtype(np.uint32)
 Run = Callable[[jex.Jaxpr, Sequence, Sequence], list]
 # Equations that move elements and know nothing of their type.
 MOVES = frozenset(
     (
-        "reshape",
-        "broadcast_in_dim",
-        "squeeze",
-        "expand_dims",
+        *SHAPE_VIEWS,
         "slice",
         "dynamic_slice",
         "dynamic_update_slice",

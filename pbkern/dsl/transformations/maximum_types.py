@@ -23,6 +23,7 @@ from jax.extend import core as jex
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import literal_value
 from pbkern.core.lazy_dataclass import dataclass
+from pbkern.core.ops.views import SHAPE_VIEWS
 
 # Coefficients below this are rounding of constants such as log2(e) * ln(2).
 SMALLEST_COEFFICIENT = 1e-6
@@ -565,9 +566,7 @@ def _and(eqn, types, key):
 
 
 _MOVING = (
-    "broadcast_in_dim",
-    "reshape",
-    "squeeze",
+    *SHAPE_VIEWS,
     "transpose",
     "slice",
     "dynamic_slice",

@@ -27,13 +27,14 @@ from pbkern import _jax
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import called_jaxpr, literal_value, rules_kept, selector
 from pbkern.core.lazy_dataclass import dataclass
+from pbkern.core.ops.views import SHAPE_VIEWS
 from pbkern.dsl.body_rewrites.pure_program import PureProgram
 
 from .last_maxima import OnlineSoftmax
 from .maximum_types import MaximumProduct, axes_in_product, moved_axes
 from .maximum_walk import known_quotient
 
-MOVING = frozenset(("broadcast_in_dim", "reshape", "squeeze", "transpose", "copy"))
+MOVING = frozenset((*SHAPE_VIEWS, "transpose", "copy"))
 COMPARING = frozenset(("eq", "ne", "gt"))
 ELEMENTWISE = frozenset(
     "add add_any sub mul div max min neg exp exp2 log select_n convert_element_type".split()

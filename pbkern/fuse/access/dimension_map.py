@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pbkern.core.ops.views import SHAPE_VIEWS
+
 # Per dimension of a value: the array's dimension; None: the value repeats along it, or has one
 # element.
 Places = tuple
 # Equations that move dimensions.
-MOVING = ("transpose", "broadcast_in_dim", "squeeze", "reshape")
+MOVING = (*SHAPE_VIEWS, "transpose")
 
 
 def moved(eqn, places: Places) -> Places | None:

@@ -59,31 +59,35 @@ def _feature_groups(span: Span, extent: int, groups: int, inner: int) -> tuple[S
 def _conv(eqn, out: Access) -> Pull:
     params, (lhs, rhs), extents = eqn.params, shapes(eqn), eqn.outvars[0].aval.shape
     dn = params["dimension_numbers"]
-    ls, rs, os = dn.lhs_spec, dn.rhs_spec, dn.out_spec
+    lhs_dims, rhs_dims, out_dims = dn.lhs_spec, dn.rhs_spec, dn.out_spec
     if any(lo or hi for lo, hi in params["padding"]) or any(
         dim != 1 for dim in params["lhs_dilation"]
     ):
         raise NotImplementedError("padding is taken out of convolutions by simplify")
     groups = params["feature_group_count"]
     if params["batch_group_count"] != 1:
-        out = require_whole(eqn, out, (os[0], os[1]))
-        channels, inputs, batch = whole(extents[os[1]]), whole(lhs[ls[1]]), whole(lhs[ls[0]])
+        out = require_whole(eqn, out, (out_dims[0], out_dims[1]))
+        channels, inputs, batch = (
+            whole(extents[out_dims[1]]),
+            whole(lhs[lhs_dims[1]]),
+            whole(lhs[lhs_dims[0]]),
+        )
     elif groups != 1:
-        channels, inputs, groups = _feature_groups(out[os[1]], extents[os[1]], groups, rhs[rs[1]])
-        batch = out[os[0]]
+        channels, inputs, groups = _feature_groups(
+            out[out_dims[1]], extents[out_dims[1]], groups, rhs[rhs_dims[1]]
+        )
+        batch = out[out_dims[0]]
     else:
-        channels, inputs, batch = out[os[1]], whole(lhs[ls[1]]), out[os[0]]
-    out = tuple(channels if axis == os[1] else span for axis, span in enumerate(out))
-    source_l: list = [None] * len(lhs)
-    source_r = [whole(extent) for extent in rhs]
-    source_l[ls[0]], source_l[ls[1]], source_r[rs[0]] = batch, inputs, channels
-    for k, (l, rhs_dim, out_dim) in enumerate(zip(ls[2:], rs[2:], os[2:])):
-        source_l[l] = _window(
+        channels, inputs, batch = out[out_dims[1]], whole(lhs[lhs_dims[1]]), out[out_dims[0]]
+    out = tuple(channels if axis == out_dims[1] else span for axis, span in enumerate(out))
+    of_lhs: list = [None] * len(lhs)
+    of_rhs = [whole(extent) for extent in rhs]
+    of_lhs[lhs_dims[0]], of_lhs[lhs_dims[1]], of_rhs[rhs_dims[0]] = batch, inputs, channels
+    for k, (lhs_dim, rhs_dim, out_dim) in enumerate(zip(lhs_dims[2:], rhs_dims[2:], out_dims[2:])):
+        of_lhs[lhs_dim] = _window(
             out[out_dim], rhs[rhs_dim], params["window_strides"][k], params["rhs_dilation"][k]
         )
-    return Pull(
-        (tuple(source_l), tuple(source_r)), {**params, "feature_group_count": groups}, out=out
-    )
+    return Pull((tuple(of_lhs), tuple(of_rhs)), {**params, "feature_group_count": groups}, out=out)
 
 
 @rules.register("reduce_window_sum", "reduce_window_max", "reduce_window_min")
@@ -139,7 +143,7 @@ def reducer_params(name: str, axes: tuple[int, ...]) -> dict:
     return {"axes": axes, "out_sharding": None} if name == "reduce_sum" else {"axes": axes}
 
 
-def run_dimensions(axis: int, axes, outer: int) -> range:
+def chunk_dimensions(axis: int, axes, outer: int) -> range:
     """Dimensions of a partial result that count chunks."""
     first = axis - outer - sum(dim < axis - outer for dim in axes)
     return range(first, first + outer + 1)
@@ -199,7 +203,7 @@ def _partial_reduce(eqn, out: Access) -> Pull:
     """
     params, (shape,), spans = eqn.params, shapes(eqn), iter(out)
     axis, block, axes = params["axis"], params["block"], params["axes"]
-    counts = [out[dim] for dim in run_dimensions(axis, axes, params["outer"])]
+    counts = [out[dim] for dim in chunk_dimensions(axis, axes, params["outer"])]
     moving = frozenset(axis for part in out for axis in part.start.symbols)
     if (
         moving

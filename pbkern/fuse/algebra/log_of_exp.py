@@ -12,12 +12,12 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import primitive_names
+from pbkern.core.ops.views import SHAPE_VIEWS
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
 EXPONENTIALS = {"exp": 1.0, "exp2": float(np.log(2.0))}
 TYPES = ("float16", "float32", "float64")
-VIEWS = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
 
 
 def cancel_log_of_exp(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -31,7 +31,7 @@ def cancel_log_of_exp(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     seen = _Exponents()
     rules = (
         dict.fromkeys(EXPONENTIALS, seen.note)
-        | dict.fromkeys(VIEWS, seen.moved)
+        | dict.fromkeys((*SHAPE_VIEWS, "transpose"), seen.moved)
         | {"log": seen.log}
     )
     return retrace(closed, rules)

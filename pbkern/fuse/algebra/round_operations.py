@@ -25,7 +25,7 @@ EXACT = {
     *CONTROL,
     *(
         "abs argmax argmin bitcast_convert_type clamp convert_element_type cummax cummin dynamic_slice "
-        "dynamic_update_slice expand_dims gather imag max min neg real "
+        "dynamic_update_slice gather imag max min neg real "
         "reduce_max reduce_min reduce_precision reduce_window_max reduce_window_min "
         "scatter select_and_gather_add select_n sign sort split"
     ).split(),

@@ -9,6 +9,7 @@ from jax.extend import core as jex
 
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.scatter import SCATTERS
+from pbkern.core.ops.views import SHAPE_VIEWS
 from pbkern.fuse.access.blocks import Step, volume
 
 from .model import CostModel
@@ -18,7 +19,7 @@ VIEWS = frozenset(
     "broadcast_in_dim reshape squeeze slice roll transpose rev iota concatenate continued pad copy stop_gradient".split()
 )
 CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
-ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
+ALIASES = frozenset(SHAPE_VIEWS)
 # Equations that read few elements of their first operand, at places that are data.
 LOOKUPS = frozenset(("gather", "dynamic_slice"))
 # Reductions that take each element once, in any order.
@@ -26,7 +27,7 @@ SINGLE_PASS = frozenset(
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor partial_reduce".split()
 )
 # Views whose elements are read where they are needed.
-RENAMED = frozenset(("broadcast_in_dim", "iota", "reshape", "squeeze"))
+RENAMED = frozenset((*SHAPE_VIEWS, "iota"))
 # A value that costs this many operations per element is heavy: not computed again beyond the limit
 # of the target's costs.
 HEAVY_OPERATIONS = 128

@@ -39,7 +39,7 @@ class KernelReport:
       measured: seconds of one run of the kernel alone; None unless asked for.
       steps: steps of the loop in it.
       chunk_columns: columns that online reductions take at a time; 0 without such reductions.
-      runs: how often one call runs it, as in a loop; None if that depends on values.
+      launches: how often one call launches it, as in a loop; None if that depends on values.
       instructions: matrix instructions that compute its products.
       precision: the mode in which its products are multiplied and added; "" where their types give it.
       contexts: per operation, what tells it from others of its line (scope, caller).
@@ -54,7 +54,7 @@ class KernelReport:
     measured: float | None = None
     steps: int = 1
     chunk_columns: int = 0
-    runs: int | None = 1
+    launches: int | None = 1
     instructions: tuple[str, ...] = ()
     precision: str = ""
     contexts: tuple[str, ...] = ()
@@ -62,12 +62,12 @@ class KernelReport:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all its runs in one call, measured if they were, else predicted.
+        """Seconds of all its launches in one call, measured if they were, else predicted.
 
-        Of one run if values decide how many there are.
+        Of one launch if values decide how many there are.
         """
         one = self.cost.seconds if self.measured is None else self.measured
-        return one * (1 if self.runs is None else self.runs)
+        return one * (1 if self.launches is None else self.launches)
 
     @property
     def bound(self) -> str:
@@ -108,7 +108,7 @@ class KernelReport:
             self.measured,
             self.steps,
             self.chunk_columns,
-            self.runs,
+            self.launches,
         )
 
     def as_dict(self) -> dict:
@@ -116,7 +116,7 @@ class KernelReport:
         return {
             "name": self.name,
             "grid": list(self.grid),
-            "runs": self.runs,
+            "launches": self.launches,
             "predicted_seconds": self.cost.seconds,
             "measured_seconds": self.measured,
             "limit_seconds": self.cost.limit,
@@ -132,11 +132,11 @@ class KernelReport:
         }
 
     def _times(self, seconds: float) -> str:
-        if self.runs == 1:
+        if self.launches == 1:
             return ""
-        if self.runs is None:
+        if self.launches is None:
             return "run as often as values say, each time "
-        return f"run {self.runs} times in {self.runs * seconds * 1e6:.1f} us, each time "
+        return f"run {self.launches} times in {self.launches * seconds * 1e6:.1f} us, each time "
 
 
 # Origin of a kernel that a rewrite of the function made (fuse/algebra/grouped_products.py).
@@ -303,13 +303,13 @@ class Explanation:
         return [edge for edge in self.edges if edge.producer.primitive.name not in VIEWS]
 
     def _limit(self) -> float:
-        return sum(kernel.cost.limit * (kernel.runs or 1) for kernel in self.kernels)
+        return sum(kernel.cost.limit * (kernel.launches or 1) for kernel in self.kernels)
 
     def _launches(self) -> int:
-        return sum(kernel.runs or 1 for kernel in self.kernels)
+        return sum(kernel.launches or 1 for kernel in self.kernels)
 
     def _bytes_moved(self) -> int:
-        return sum(kernel.cost.bytes_moved * (kernel.runs or 1) for kernel in self.kernels)
+        return sum(kernel.cost.bytes_moved * (kernel.launches or 1) for kernel in self.kernels)
 
     def _peak_bytes(self) -> int:
         return self.timeline.peak.live_bytes if self.timeline.peak else 0
@@ -331,7 +331,9 @@ class Explanation:
         if not self.kernels:
             return []
         kind = "predicted" if any(k.measured is None for k in self.kernels) else "measured"
-        least = " at least: values decide how often some run" if self._has_unknown_runs() else ""
+        least = (
+            " at least: values decide how often some run" if self._has_unknown_launches() else ""
+        )
         if any(span.label.startswith("branch") for span in self.timeline.spans):
             least += ", as if every branch were taken"
         out = [
@@ -359,8 +361,8 @@ class Explanation:
             ]
         return out
 
-    def _has_unknown_runs(self) -> bool:
-        return any(kernel.runs is None for kernel in self.kernels)
+    def _has_unknown_launches(self) -> bool:
+        return any(kernel.launches is None for kernel in self.kernels)
 
     def _kernel_lines(self) -> list[str]:
         """Kernels in launch order: each, or the slowest, with the number of equal ones."""
@@ -506,9 +508,15 @@ def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:
 
 
 def explain(name: str, parts: Partition, plan, options: FuseOptions) -> Explanation:
-    runs = {name: run for program in plan.programs() for name, run in program.runs().items()}
+    launches = {
+        name: count
+        for program in plan.programs()
+        for name, count in program.launch_counts().items()
+    }
     kernels = tuple(
-        dataclasses.replace(report(group.kernel, group, options), runs=runs.get(group.kernel, 1))
+        dataclasses.replace(
+            report(group.kernel, group, options), launches=launches.get(group.kernel, 1)
+        )
         for group in reversed(parts.groups())
     )
     kernels_of = _EquationPlaces(parts)

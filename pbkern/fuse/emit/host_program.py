@@ -258,15 +258,15 @@ def build_program(
     return HostProgram(builder.name, assign_slots(builder.buffers, steps), tuple(steps))
 
 
-def share_outputs(b: HostProgramBuilder, nodes: Iterable[Node]) -> None:
+def share_outputs(builder: HostProgramBuilder, nodes: Iterable[Node]) -> None:
     """Lets a producer write straight into an output that reshapes its result."""
     computed = {output for maker in nodes for output in maker.outputs}
     for node in reversed([alias for alias in nodes if alias.kind == "alias"]):
         (source, *_), (var,) = node.eqns[0].invars, node.eqns[0].outvars
         if (
-            var in b.views
+            var in builder.views
             and not isinstance(source, jex.Literal)
             and source in computed
-            and source not in b.views
+            and source not in builder.views
         ):
-            b.views[source] = b.typed(b.views[var], source.aval)
+            builder.views[source] = builder.typed(builder.views[var], source.aval)

@@ -21,8 +21,8 @@ from pbkern.fuse.access.blocks import BlockRequests, BodyContext, Step, literal,
 from pbkern.fuse.access.dimension_map import Places
 from pbkern.fuse.access.rules import Access, block_shape
 from pbkern.fuse.tiling.online_blocks import (
-    BESIDE_NUMBER,
     CHUNK_NUMBER,
+    OUTER_NUMBER,
     ChunkPass,
     OnlineBlocks,
     OnlineChunk,
@@ -72,7 +72,7 @@ def _reduced(blocks: OnlineBlocks) -> list[tuple[jex.Var, Access]]:
     first, second = (
         chunk_pass.results if chunk_pass else [] for chunk_pass in (blocks.first, blocks.second)
     )
-    return [*zip(blocks.online.first, first), *zip(blocks.online.second, second)]
+    return [*zip(blocks.online.first_results, first), *zip(blocks.online.second_results, second)]
 
 
 def _carried_type(var) -> np.dtype:
@@ -102,13 +102,15 @@ class _OnlineBody:
         inputs, outputs = len(self.requests.inputs), len(self.outputs)
         self.refs, results = refs[:inputs], refs[inputs : inputs + outputs]
         buffers = refs[inputs + outputs :]
-        self.level, self.sums = (
-            (buffers[:1], buffers[1 : len(self.online.first)]) if self.online.first else ((), ())
+        self.maximum, self.sums = (
+            (buffers[:1], buffers[1 : len(self.online.first_results)])
+            if self.online.first_results
+            else ((), ())
         )
-        self.totals = buffers[len(self.online.first) :]
+        self.totals = buffers[len(self.online.first_results) :]
         values: dict = {}
         if self.blocks.first is not None:
-            self.level[0][...] = lax.full(self.level[0].shape, -np.inf, self.level[0].dtype)
+            self.maximum[0][...] = lax.full(self.maximum[0].shape, -np.inf, self.maximum[0].dtype)
             self.clear(self.sums)
             self.trace_pass(self.blocks.first, values, self.rise)
             values |= self.first(self.blocks.first)
@@ -118,7 +120,7 @@ class _OnlineBody:
             values |= {
                 (var, place): _as(ref[...], var.aval.dtype)
                 for var, place, ref in zip(
-                    self.online.second, self.blocks.second.results, self.totals
+                    self.online.second_results, self.blocks.second.results, self.totals
                 )
             }
         given = {var for var, _ in self.requests.inputs}
@@ -136,8 +138,8 @@ class _OnlineBody:
     def trace_pass(self, over: ChunkPass, values: dict, trace_chunk: Callable) -> None:
         """Traces a loop over all chunks of a pass. Values that are the same for all chunks are computed before it."""
         requests = over.full.requests
-        level = self.online.level if trace_chunk == self.rise else None
-        late = [] if level is None else level.outvars[:1]
+        maximum = self.online.maximum if trace_chunk == self.rise else None
+        late = [] if maximum is None else maximum.outvars[:1]
         changing, moving = set(late), []
         for step in requests.steps:
             if _moves(step) or any(atom in changing for atom in atoms(step.eqn)):
@@ -161,26 +163,26 @@ class _OnlineBody:
                 ]
                 trace_chunk(over.rest, left, before | self.read(rest, before, ids), ids)
 
-        if self.online.beside == 1:
+        if self.online.outer_extent == 1:
             chunks({})
             return
 
-        @loop(0, self.online.beside)
-        def _(beside):
-            chunks({BESIDE_NUMBER: _as(beside, np.int32)})
+        @loop(0, self.online.outer_extent)
+        def _(place):
+            chunks({OUTER_NUMBER: _as(place, np.int32)})
 
     def rise(self, chunk: OnlineChunk, steps: Sequence[Step], values: dict, ids: dict) -> None:
         """Traces a chunk of the first pass: the running maximum rises, and the sums so far are rescaled to it."""
-        requests, (level, *sums) = chunk.requests, chunk.products
+        requests, (maximum, *sums) = chunk.requests, chunk.products
         (peak, access), (x, of_x) = (
-            (level.eqn.outvars[0], level.out),
-            (level.eqn.invars[0], level.pull.inputs[0]),
+            (maximum.eqn.outvars[0], maximum.out),
+            (maximum.eqn.invars[0], maximum.pull.inputs[0]),
         )
         makers = set(map(id, leading_to([chunk_step.eqn for chunk_step in steps], {x})))
         makes_x = [chunk_step for chunk_step in steps if id(chunk_step.eqn) in makers]
         values = self.computed(requests, makes_x, values, ids)
-        old = self.level[0][...]
-        highest = lax.reduce_max_p.bind(_value(requests, values, x, of_x), **level.pull.params)
+        old = self.maximum[0][...]
+        highest = lax.reduce_max_p.bind(_value(requests, values, x, of_x), **maximum.pull.params)
         new = lax.max(old, _as(highest, old.dtype))
         # For a row that is all -inf so far: its exponentials are 0, not those of -inf - -inf.
         base = lax.select(_is_least(new), lax.full_like(new, 0), new)
@@ -196,7 +198,7 @@ class _OnlineBody:
             ref[...] = ref[...] * self.spread(_as(share, ref.dtype), places, ref.shape) + _sum(
                 requests, values, step, ref.dtype
             )
-        self.level[0][...] = new
+        self.maximum[0][...] = new
 
     def add(self, chunk: OnlineChunk, steps: Sequence[Step], values: dict, ids: dict) -> None:
         """Traces a chunk of the second pass."""
@@ -206,11 +208,11 @@ class _OnlineBody:
 
     def first(self, over: ChunkPass) -> dict:
         """Maximum and sums at the end. In a row that is all -inf, exp(-inf - -inf) makes them NaN."""
-        level, (access, *accesses) = self.level[0][...], over.results
-        peak, *sums = self.online.first
-        values = {(peak, access): _as(level, peak.aval.dtype)}
+        maximum, (access, *accesses) = self.maximum[0][...], over.results
+        peak, *sums = self.online.first_results
+        values = {(peak, access): _as(maximum, peak.aval.dtype)}
         for sum_, place, ref, (_, places) in zip(sums, accesses, self.sums, self.online.sums):
-            empty, total = self.spread(_is_least(level), places, ref.shape), ref[...]
+            empty, total = self.spread(_is_least(maximum), places, ref.shape), ref[...]
             values[sum_, place] = _as(
                 lax.select(empty, lax.full_like(total, np.nan), total), sum_.aval.dtype
             )
@@ -218,7 +220,7 @@ class _OnlineBody:
 
     def spread(self, x, places: Places, shape: tuple[int, ...]):
         """One number per row of the maximum -> one per element of a sum."""
-        rows = self.online.places_of_level()
+        rows = self.online.places_of_maximum()
         x = lax.squeeze(x, [axis for axis, row in enumerate(rows) if row not in places])
         left = [row for row in rows if row in places]
         order = [place for place in places if place in left]

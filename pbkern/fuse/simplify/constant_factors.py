@@ -49,17 +49,19 @@ class Factors:
             return quotient
         return [self._product(x, np.asarray(1.0 / np.float64(y)).astype(y.dtype))]
 
-    def _product(self, x, c, side: int = 1):
-        """x * c, or c * x for side 0."""
+    def _product(self, x, factor, side: int = 1):
+        """x * factor, or factor * x for side 0."""
         y, earlier = self.notes.find("product", x) or (x, None)
-        joint = _joint(earlier, c)
-        x, c = (x, c) if joint is None else (y, joint)
-        key = id(x), c.tobytes(), c.dtype
+        joint = _joint(earlier, factor)
+        x, factor = (x, factor) if joint is None else (y, joint)
+        key = id(x), factor.tobytes(), factor.dtype
         if key not in self.products:
             self.products[key] = (
                 x
-                if c == 1
-                else self.notes.note("product", lax.mul(*((x, c) if side else (c, x))), x, c)[0]
+                if factor == 1
+                else self.notes.note(
+                    "product", lax.mul(*((x, factor) if side else (factor, x))), x, factor
+                )[0]
             )
         return self.products[key]
 

@@ -143,7 +143,7 @@ def _polyphase(x, weights, params: dict, shape):
 
 
 def _phase(x, weights, params: dict, phase, sizes):
-    """Results s q + r, for q below `sizes`."""
+    """Results at places `dilation * q + remainder`, for q below `sizes`."""
     numbers, starts, limits, strides = (
         params["dimension_numbers"],
         [0] * weights.ndim,
@@ -151,11 +151,13 @@ def _phase(x, weights, params: dict, phase, sizes):
         [1] * weights.ndim,
     )
     pads = [(0, 0, 0)] * x.ndim
-    for k, (r, s, (low, _)) in enumerate(zip(phase, params["lhs_dilation"], params["padding"])):
-        tap, first = numbers.rhs_spec[2 + k], (low - r) % s
-        starts[tap], strides[tap] = first, s  # each phase has taps: there are more than s
-        taps = -(-(weights.shape[tap] - starts[tap]) // s)
-        before = -((r + first - low) // s)
+    for k, (remainder, dilation, (low, _)) in enumerate(
+        zip(phase, params["lhs_dilation"], params["padding"])
+    ):
+        tap, first = numbers.rhs_spec[2 + k], (low - remainder) % dilation
+        starts[tap], strides[tap] = first, dilation  # more taps than that: each phase has some
+        taps = -(-(weights.shape[tap] - starts[tap]) // dilation)
+        before = -((remainder + first - low) // dilation)
         at = numbers.lhs_spec[2 + k]
         pads[at] = (before, sizes[k] - x.shape[at] - before + taps - 1, 0)
     kernel = lax.slice(weights, starts, limits, strides)

@@ -48,7 +48,7 @@ class KnownArrays:
             return
         numbers = self.numbers(operands[0])
         if numbers is not None:
-            self._notes.note("array", results[0], view(numbers, eqn.params))
+            self._notes.note("array", results[0], view(eqn.params, numbers))
 
     def as_arrays(self, eqn, operands) -> list:
         """The operands; the one that a rewrite looks at as its numbers, if they are known."""

@@ -20,6 +20,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import primitive_names
+from pbkern.core.ops.views import VIEWS
 from pbkern.dsl.primitives.in_range import in_range
 
 from .driver import retrace
@@ -28,14 +29,7 @@ from .facts import Notes
 Bounds = tuple[int, int]  # the least and the greatest number that may occur
 # Equations whose result holds elements of the first operand.
 MOVES = (
-    "broadcast_in_dim",
-    "reshape",
-    "squeeze",
-    "expand_dims",
-    "transpose",
-    "slice",
-    "rev",
-    "copy",
+    *VIEWS,
     "stop_gradient",
     "dynamic_slice",
     "reduce_max",

@@ -30,11 +30,11 @@ from jax.extend import core as jex
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.windows_contractions import (
     REDUCERS,
+    chunk_dimensions,
     greatest,
     least,
     partial_reduce_p,
     reducer_params,
-    run_dimensions,
 )
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import Rewrite
@@ -92,7 +92,7 @@ class Chunks:
 
     def counted(self, axes) -> tuple[int, ...]:
         """Dimensions of partial results that count chunks."""
-        return tuple(run_dimensions(self.axis, self.within(axes), self.outer))
+        return tuple(chunk_dimensions(self.axis, self.within(axes), self.outer))
 
     def divide(self, shape) -> bool:
         return shape[self.axis] % self.block == 0

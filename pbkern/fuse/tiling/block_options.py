@@ -39,7 +39,7 @@ LANE_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 # Numbers of rows that one program may take together.
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 # Roles of dimensions that no contraction gives.
-PLAIN_ROLES = frozenset(("run", "owned", "scatter batch"))
+PLAIN_ROLES = frozenset(("chunk", "owned", "scatter batch"))
 
 
 def are_matrices(eqn, sizes: Sizes) -> bool:
@@ -82,7 +82,7 @@ def contraction_roles(eqn, sizes: Sizes) -> list[str]:
 def _contraction_options(extent: int, role: str, sizes: Sizes) -> tuple[list[int], int]:
     """(sizes to try, preferred size) of a dimension with a role that `contraction_roles` gives."""
     match role:
-        case "batch" | "run":
+        case "batch" | "chunk":
             return [1], 1
         case "image":  # several share the copies of filters
             return _powers(extent, (1, 4, 16)), 1
@@ -170,7 +170,7 @@ class _InnerBlock:
 
     def with_role(self, role: str, extent: int) -> tuple[list[int], int]:
         """(sizes to try, preferred size) of a dimension with one of PLAIN_ROLES."""
-        if role == "run":
+        if role == "chunk":
             return [1], 1
         if role == "scatter batch":
             preferred = max(1, min(extent // 4, ENOUGH_LANES // self.elements))

@@ -62,47 +62,48 @@ class Online:
     Attributes:
       columns: number of reduced elements.
       chunk_columns: how many of them a chunk has.
-      level: the equation of the maximum m = reduce_max(x); None: there is no first pass.
+      maximum: the equation of the maximum m = reduce_max(x); None: there is no first pass.
       function: "exp", or "exp2".
       sums: equations linear in exp(x - m), each with the dimension of x per dimension of its
         result.
-      before: equations that x and the sums' operands need.
+      first_eqns: equations that x and the sums' operands need.
       totals: equations of the second pass.
-      again: equations that the totals' operands need, given m and the sums.
-      after: equations from m, the sums and the totals to the group's results.
-      beside: elements of another dimension that all totals sum over, such as the heads of queries that share a key; taken
+      second_eqns: equations that the totals' operands need, given m and the sums.
+      final_eqns: equations from m, the sums and the totals to the group's results.
+      outer_extent: elements of another dimension that all totals sum over, such as the heads of queries that share a key; taken
         one by one. 1: there is none, or chunks hold all of it.
     """
 
     columns: int
     chunk_columns: int
-    level: jex.JaxprEqn | None
+    maximum: jex.JaxprEqn | None
     function: str
     sums: tuple[tuple[jex.JaxprEqn, Places], ...]
-    before: tuple
+    first_eqns: tuple
     totals: tuple
-    again: tuple
-    after: tuple
-    beside: int = 1
+    second_eqns: tuple
+    final_eqns: tuple
+    outer_extent: int = 1
 
     @property
-    def first(self) -> list:
+    def first_results(self) -> list:
         """The maximum and the sums, as values."""
         return [
             eqn.outvars[0]
-            for eqn in (self.level, *(total for total, _ in self.sums))
+            for eqn in (self.maximum, *(total for total, _ in self.sums))
             if eqn is not None
         ]
 
     @property
-    def second(self) -> list:
+    def second_results(self) -> list:
+        """The totals, as values."""
         return [total.outvars[0] for total in self.totals]
 
-    def places_of_level(self) -> Places:
+    def places_of_maximum(self) -> Places:
         """The dimension of x per dimension of the maximum, in a first pass."""
-        assert self.level is not None, "there is no first pass"
-        reduced = params_of(self.level)["axes"]
-        ndim = array_aval(self.level.invars[0]).ndim
+        assert self.maximum is not None, "there is no first pass"
+        reduced = params_of(self.maximum)["axes"]
+        ndim = array_aval(self.maximum.invars[0]).ndim
         return tuple(axis for axis in range(ndim) if axis not in reduced)
 
 
@@ -122,20 +123,20 @@ def find_online(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | Non
     names = {eqn.primitive.name for eqn in eqns}
     if not _allowed.get() or "dot_general" not in names or names.isdisjoint(EXPONENTIALS):
         return None
-    for level in (eqn for eqn in eqns if _is_long(eqn, chunk)):
-        x, axis = level.invars[0], int(level.params["axes"][0])
-        linear = _Linear(level)
+    for maximum in (eqn for eqn in eqns if _is_long(eqn, chunk)):
+        x, axis = maximum.invars[0], int(maximum.params["axes"][0])
+        linear = _Linear(maximum)
         sums = tuple(linear.sums(eqns))
-        first = {eqn.outvars[0] for eqn in (level, *(total for total, _ in sums))}
-        before = leading_to(
+        first = {eqn.outvars[0] for eqn in (maximum, *(total for total, _ in sums))}
+        first_eqns = leading_to(
             eqns,
-            {atom for eqn in (level, *(total for total, _ in sums)) for atom in atoms(eqn)},
-            {level.outvars[0]},
+            {atom for eqn in (maximum, *(total for total, _ in sums)) for atom in atoms(eqn)},
+            {maximum.outvars[0]},
         )
-        if not sums or any(var in first for eqn in before for var in eqn.outvars):
+        if not sums or any(var in first for eqn in first_eqns for var in eqn.outvars):
             continue
         totals = [eqn for eqn in _totals(eqns, x).get(axis, ()) if eqn.outvars[0] not in first]
-        first_pass = _FirstPass(level, linear.function or "", sums, tuple(before))
+        first_pass = _FirstPass(maximum, linear.function or "", sums, tuple(first_eqns))
         chunked = _complete(eqns, outputs, x.aval.shape[axis], first_pass, totals, chunk)
         if chunked is not None:
             return chunked
@@ -145,16 +146,20 @@ def find_online(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | Non
             for axis, totals in by_axis.items():
                 shape = root.outvars[0].aval.shape
                 columns = shape[axis]
-                beside = _beside(by_axis, axis, shape) if are_tiles else 1
+                outer_extent = _outer_extent(by_axis, axis, shape) if are_tiles else 1
                 if columns < 2 * chunk:
                     continue
-                chunked = _complete(eqns, outputs, columns, _FirstPass(), totals, chunk, beside)
-                if chunked and any(eqn.primitive.name in EXPONENTIALS for eqn in chunked.again):
+                chunked = _complete(
+                    eqns, outputs, columns, _FirstPass(), totals, chunk, outer_extent
+                )
+                if chunked and any(
+                    eqn.primitive.name in EXPONENTIALS for eqn in chunked.second_eqns
+                ):
                     return chunked
     return None
 
 
-def _beside(sums: dict[int, list], axis: int, shape: Sequence[int]) -> int:
+def _outer_extent(sums: dict[int, list], axis: int, shape: Sequence[int]) -> int:
     """Elements of the one dimension beside an axis that all its totals sum over; 1 if there is no such dimension."""
     axes = [{other for other in sums if total in sums[other]} - {axis} for total in sums[axis]]
     alike = all(other == axes[0] for other in axes) and len(axes[0]) == 1
@@ -165,10 +170,10 @@ def _beside(sums: dict[int, list], axis: int, shape: Sequence[int]) -> int:
 class _FirstPass:
     """The fields of Online that the first pass has; by default, there is none."""
 
-    level: jex.JaxprEqn | None = None
+    maximum: jex.JaxprEqn | None = None
     function: str = ""
     sums: tuple[tuple[jex.JaxprEqn, Places], ...] = ()
-    before: tuple = ()
+    first_eqns: tuple = ()
 
 
 def _complete(
@@ -178,7 +183,7 @@ def _complete(
     first_pass: _FirstPass,
     totals: Sequence,
     chunk: int,
-    beside: int = 1,
+    outer_extent: int = 1,
 ) -> Online | None:
     """Adds the equations of the second pass, if any, and of the results.
 
@@ -189,35 +194,37 @@ def _complete(
       first_pass: its equations.
       totals: sums over the columns that a second pass may make; those that no result needs are dropped.
       chunk: columns of a chunk, at most.
-      beside: as in Online.
+      outer_extent: as in Online.
 
     Returns:
       None where a pass has no contraction, or where a sum of the second pass needs another one.
     """
-    level, sums, before = first_pass.level, first_pass.sums, first_pass.before
-    first = {eqn.outvars[0] for eqn in (level, *(summed for summed, _ in sums)) if eqn is not None}
+    maximum, sums, first_eqns = first_pass.maximum, first_pass.sums, first_pass.first_eqns
+    first = {
+        eqn.outvars[0] for eqn in (maximum, *(summed for summed, _ in sums)) if eqn is not None
+    }
     needed = {var for eqn in leading_to(eqns, set(outputs), first) for var in eqn.outvars}
     totals = [total for total in totals if total.outvars[0] in needed]
     second = {total.outvars[0] for total in totals}
-    again = leading_to(eqns, {atom for total in totals for atom in atoms(total)}, first)
+    second_eqns = leading_to(eqns, {atom for total in totals for atom in atoms(total)}, first)
     products = any(
         eqn.primitive.name == "dot_general"
-        for eqn in (*totals, *again, *before, *(summed for summed, _ in sums))
+        for eqn in (*totals, *second_eqns, *first_eqns, *(summed for summed, _ in sums))
     )
-    if not products or any(var in second for eqn in again for var in eqn.outvars):
+    if not products or any(var in second for eqn in second_eqns for var in eqn.outvars):
         return None
-    after = leading_to(eqns, set(outputs), first | second)
+    final_eqns = leading_to(eqns, set(outputs), first | second)
     return Online(
         columns=columns,
-        chunk_columns=chunk if beside > 1 else _chunk_columns(columns, totals, chunk),
-        level=level,
+        chunk_columns=chunk if outer_extent > 1 else _chunk_columns(columns, totals, chunk),
+        maximum=maximum,
         function=first_pass.function,
         sums=sums,
-        before=before,
+        first_eqns=first_eqns,
         totals=tuple(totals),
-        again=tuple(again),
-        after=tuple(after),
-        beside=beside,
+        second_eqns=tuple(second_eqns),
+        final_eqns=tuple(final_eqns),
+        outer_extent=outer_extent,
     )
 
 
@@ -232,16 +239,16 @@ def _chunk_columns(columns: int, totals: Sequence, chunk: int) -> int:
         else total.params["axes"]
         for total in totals
     ]
-    beside = max(
+    per_column = max(
         (
             math.prod(total.invars[0].aval.shape[dim] for dim in dims) // columns
             for total, dims in zip(totals, over)
         ),
         default=1,
     )
-    if beside <= 1:
+    if per_column <= 1:
         return chunk
-    fewer = chunk // beside // FEWEST_CHUNK_COLUMNS * FEWEST_CHUNK_COLUMNS
+    fewer = chunk // per_column // FEWEST_CHUNK_COLUMNS * FEWEST_CHUNK_COLUMNS
     return max(fewer, min(FEWEST_CHUNK_COLUMNS, chunk))
 
 
@@ -309,13 +316,13 @@ class _Linear:
     leaves some elements NaN and some not, which sums cannot tell.
     """
 
-    def __init__(self, level) -> None:
-        x, peak = level.invars[0], level.outvars[0]
-        self.level, self.axis = level, int(level.params["axes"][0])
+    def __init__(self, maximum) -> None:
+        x, peak = maximum.invars[0], maximum.outvars[0]
+        self.maximum, self.axis = maximum, int(maximum.params["axes"][0])
         dims = tuple(range(x.aval.ndim))
         self.known: dict = {
             x: ("x", dims),
-            peak: ("level", tuple(dim for dim in dims if dim != self.axis)),
+            peak: ("maximum", tuple(dim for dim in dims if dim != self.axis)),
         }
         self.other: set = set()
         self.function: str | None = None
@@ -324,7 +331,7 @@ class _Linear:
     def sums(self, eqns: Sequence) -> list[tuple[jex.JaxprEqn, Places]]:
         ended: set = set()  # sums, and what depends on them: it waits for all chunks
         for eqn in eqns:
-            if eqn is self.level:
+            if eqn is self.maximum:
                 continue
             read = atoms(eqn)
             if any(atom in ended for atom in read):
@@ -360,7 +367,7 @@ class _Linear:
             (kind, places), (other, levels) = first, second
             return (
                 ("difference", places)
-                if (kind, other) == ("x", "level") and self._fits(levels, places)
+                if (kind, other) == ("x", "maximum") and self._fits(levels, places)
                 else None
             )
         if (
@@ -389,10 +396,10 @@ class _Linear:
 
     def _fits(self, levels: Places, places: Places) -> bool:
         """Whether every element meets the maximum of its row."""
-        shape = self.level.invars[0].aval.shape
+        shape = self.maximum.invars[0].aval.shape
         return len(levels) == len(places) and all(
-            level == place or level is None or shape[level] == 1
-            for level, place in zip(levels, places)
+            maximum == place or maximum is None or shape[maximum] == 1
+            for maximum, place in zip(levels, places)
         )
 
     def _summed(self, places: Places, axes, shape) -> tuple[str, Places] | None:

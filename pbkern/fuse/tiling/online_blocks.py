@@ -21,12 +21,12 @@ from .online_analysis import Online
 # The chunk's number: a symbol beside the grid axes that spans count in.
 CHUNK_NUMBER = 1 << 16
 # The element of the dimension beside that is summed as well.
-BESIDE_NUMBER = CHUNK_NUMBER + 1
+OUTER_NUMBER = CHUNK_NUMBER + 1
 
 
 @dataclass(frozen=True)
 class OnlineChunk:
-    """Reads and computations of one chunk. Spans may count in CHUNK_NUMBER and BESIDE_NUMBER.
+    """Reads and computations of one chunk. Spans may count in CHUNK_NUMBER and OUTER_NUMBER.
 
     Attributes:
       requests: of the equations that the reductions' operands need.
@@ -93,7 +93,7 @@ class OnlineBlocks:
         )
         return dict.fromkeys(
             (value for value, access in read if access and moves(access)),
-            self.online.chunk_columns / (self.online.columns * self.online.beside),
+            self.online.chunk_columns / (self.online.columns * self.online.outer_extent),
         )
 
     def repeated(self) -> set:
@@ -114,33 +114,41 @@ def moves(access: Access) -> bool:
 
 def is_of_chunk(span: Span) -> bool:
     """Whether a span is another part of a dimension in every chunk."""
-    return CHUNK_NUMBER in span.start.symbols or BESIDE_NUMBER in span.start.symbols
+    return CHUNK_NUMBER in span.start.symbols or OUTER_NUMBER in span.start.symbols
 
 
 def online_blocks(online: Online, outputs: Sequence[tuple[jex.Var, Access]]) -> OnlineBlocks | None:
     """The chunks of a program that makes these blocks of the results; None if chunks cannot make them."""
     try:
-        after = request(online.after, outputs)
+        after = request(online.final_eqns, outputs)
         asked = [after]
         second = _pass(
-            online, online.totals, online.again, [_only(asked, var) for var in online.second]
+            online,
+            online.totals,
+            online.second_eqns,
+            [_only(asked, var) for var in online.second_results],
         )
         first = None
         if second is not None:
             asked.append(second.full.requests)
-        if online.level is not None:
+        if online.maximum is not None:
             sums = [eqn for eqn, _ in online.sums]
-            blocks_of_first = [_only(asked, var) for var in online.first]
+            blocks_of_first = [_only(asked, var) for var in online.first_results]
             first = _pass(
-                online, sums, online.before, blocks_of_first[1:], online.level, blocks_of_first[0]
+                online,
+                sums,
+                online.first_eqns,
+                blocks_of_first[1:],
+                online.maximum,
+                blocks_of_first[0],
             )
             if first is not None:
-                level, *accesses = first.results
+                maximum, *accesses = first.results
                 for access, (_, places) in zip(accesses, online.sums):
-                    _check_aligned(level, online.places_of_level(), access, places)
+                    _check_aligned(maximum, online.places_of_maximum(), access, places)
     except (NeedsWhole, Unfusable):
         return None
-    left = _summed(online.after)
+    left = _summed(online.final_eqns)
     if any(
         id(step.eqn) in left and _has_rows(step.out, online.chunk_columns)
         for chunk_pass in (first, second)
@@ -227,8 +235,8 @@ def _pass(
     sums: Sequence,
     eqns: Sequence,
     blocks: Sequence[Access | None],
-    level=None,
-    of_level: Access | None = None,
+    maximum=None,
+    of_maximum: Access | None = None,
 ) -> ChunkPass | None:
     """The chunks that make these sums, and the maximum. None without sums. Raises Unfusable."""
     if not sums:
@@ -239,7 +247,7 @@ def _pass(
     count, rest = divmod(online.columns, online.chunk_columns)
 
     def chunk(columns: Span) -> OnlineChunk:
-        return _chunk(online, sums, eqns, needed, columns, level, of_level)
+        return _chunk(online, sums, eqns, needed, columns, maximum, of_maximum)
 
     full = chunk(Span(Affine.symbol(CHUNK_NUMBER, online.chunk_columns), online.chunk_columns))
     last = chunk(Span(Affine((), count * online.chunk_columns), rest)) if rest else None
@@ -252,12 +260,12 @@ def _chunk(
     eqns: Sequence,
     blocks: Sequence[Access],
     columns: Span,
-    level,
-    of_level: Access | None,
+    maximum,
+    of_maximum: Access | None,
 ) -> OnlineChunk:
     """Reads and computations of one chunk."""
     products = [
-        _narrowed(sum_, access, columns, online.columns, online.beside)
+        _narrowed(sum_, access, columns, online.columns, online.outer_extent)
         for sum_, access in zip(sums, blocks)
     ]
     wanted = [
@@ -267,13 +275,13 @@ def _chunk(
         if not isinstance(var, jex.Literal)
     ]
     requests = request(eqns, wanted)
-    if level is not None:
-        inner = _only([requests], level.outvars[0])
-        if inner is None or of_level not in (None, inner):
+    if maximum is not None:
+        inner = _only([requests], maximum.outvars[0])
+        if inner is None or of_maximum not in (None, inner):
             raise Unfusable("a maximum in chunks is needed at several places")
-        products.insert(0, _narrowed(level, inner, columns, online.columns))
-        requests = request(eqns, [*wanted, (level.invars[0], products[0].pull.inputs[0])])
-        _only([requests], level.outvars[0])
+        products.insert(0, _narrowed(maximum, inner, columns, online.columns))
+        requests = request(eqns, [*wanted, (maximum.invars[0], products[0].pull.inputs[0])])
+        _only([requests], maximum.outvars[0])
     computed = {var for step in requests.steps for var in step.eqn.outvars}
     read = [
         (source, hull)
@@ -284,8 +292,8 @@ def _chunk(
     return OnlineChunk(replace(requests, inputs=read), tuple(products))
 
 
-def _narrowed(eqn, out: Access, columns: Span, total: int, beside: int = 1) -> Step:
-    """A reduction's step on some of `total` columns, and one element of a dimension beside them.
+def _narrowed(eqn, out: Access, columns: Span, total: int, outer_extent: int = 1) -> Step:
+    """A reduction's step on some of `total` columns, and one element of an outer dimension, if there is one.
 
     Raises Unfusable if it does more than bind its operation.
     """
@@ -300,8 +308,8 @@ def _narrowed(eqn, out: Access, columns: Span, total: int, beside: int = 1) -> S
         raise Unfusable("a reduction in chunks is over other dimensions")
     long = extents.index(total)
     places = {long: columns}
-    if beside > 1:
-        one = Span(Affine.symbol(BESIDE_NUMBER), 1)
+    if outer_extent > 1:
+        one = Span(Affine.symbol(OUTER_NUMBER), 1)
         places |= {n: one for n, extent in enumerate(extents) if n != long and extent > 1}
     inputs = []
     for dims, access, var in zip(over, pulled.inputs, eqn.invars):
@@ -312,12 +320,12 @@ def _narrowed(eqn, out: Access, columns: Span, total: int, beside: int = 1) -> S
     return Step(eqn, out, Pull(tuple(inputs), pulled.params))
 
 
-def _check_aligned(level: Access, of_level: Places, access: Access, places: Places) -> None:
+def _check_aligned(maximum: Access, of_maximum: Places, access: Access, places: Places) -> None:
     """Raises Unfusable unless each row of a block of sums belongs to one row of the maximum's block."""
-    spans = dict(zip(of_level, level))
+    spans = dict(zip(of_maximum, maximum))
     alike = all(
         place is None or spans[place] == span or span.size == 1 == spans[place].size
         for place, span in zip(places, access)
     )
-    if not alike or not all(place in places or spans[place].size == 1 for place in of_level):
+    if not alike or not all(place in places or spans[place].size == 1 for place in of_maximum):
         raise Unfusable("sums in chunks have other blocks than their maximum")

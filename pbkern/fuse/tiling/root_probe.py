@@ -13,7 +13,7 @@ from pbkern.core.ops.scatter import SCATTERS, ScatterForm
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span
 from pbkern.fuse.access.scatter import owned
-from pbkern.fuse.access.windows_contractions import run_dimensions
+from pbkern.fuse.access.windows_contractions import chunk_dimensions
 from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.cost.steps import elements_read, tables
@@ -127,8 +127,8 @@ def _chunk_and_scatter_roles(requests: BlockRequests, axes: Mapping[int, int]) -
         if eqn.primitive.name == "partial_reduce":
             # A chunk is one program's work, for each index of the dimensions before it.
             params = eqn.params
-            chunks = run_dimensions(params["axis"], params["axes"], params["outer"])
-            add("run", step.out[: chunks.stop])
+            chunks = chunk_dimensions(params["axis"], params["axes"], params["outer"])
+            add("chunk", step.out[: chunks.stop])
         if eqn.primitive.name in SCATTERS:
             add("scatter batch", (step.out[dim] for dim in ScatterForm.of(eqn).batch))
             add("owned", (step.out[dim] for dim in owned(eqn)))

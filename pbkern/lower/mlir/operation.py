@@ -30,7 +30,7 @@ CALL = "func.call"
 # processors refuse: such loops stay loops.
 TILE = "!llvm.x86_amx"
 NOT_UNROLLED = "{llvm.loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}"
-# Appends an operation with these parts and one result, and returns the result's name.
+# Appends an operation with these parts, of Operation's up to `arguments`, and one result; returns the result's name.
 Emit = Callable[..., str]
 
 
@@ -39,6 +39,17 @@ class Region(NamedTuple):
 
     operations: list[Operation]
     word: str = ""
+
+
+class OpenRegion(NamedTuple):
+    """A region that is being written.
+
+    operations: those that it holds so far; emit: appends to them; name: makes a name for one of its arguments.
+    """
+
+    operations: list[Operation]
+    emit: Emit
+    name: Callable[[], str]
 
 
 class Operation:
@@ -52,9 +63,9 @@ class Operation:
       syntax: what follows the name: attributes, and `%s` for each operand. None: operands with
         commas between them, or as SYNTAX says.
       regions: operations that it holds.
+      arguments: those of `operands` that are arguments of regions, which it defines.
       result: the name of what it defines, if anything.
       count: of results that share the name; 0 for one result, which is printed without a number.
-      arguments: those of `operands` that are arguments of regions, which it defines.
       location: the line of the user's program, as MLIR writes it, or nothing.
     """
 
@@ -77,9 +88,10 @@ class Operation:
         types: str = "",
         syntax: str | None = None,
         regions: tuple[Region, ...] = (),
+        arguments: tuple[str, ...] = (),
+        *,
         result: str | None = None,
         count: int = 0,
-        arguments: tuple[str, ...] = (),
     ):
         self.name, self.operands, self.types, self.syntax = name, operands, types, syntax
         self.regions, self.result, self.count, self.arguments = regions, result, count, arguments
@@ -173,8 +185,8 @@ class Operation:
         """This operation with other operations in its regions."""
         regions = tuple(Region(change(region.operations), region.word) for region in self.regions)
         return Operation(
-            self.name, self.operands, self.types, self.syntax, regions, self.result, self.count,
-            self.arguments,
+            self.name, self.operands, self.types, self.syntax, regions, self.arguments,
+            result=self.result, count=self.count,
         )  # fmt: skip
 
     def renamed(self, renaming: Callable[[Operation], Callable[[str], str]]) -> Operation:
@@ -198,8 +210,9 @@ class Operation:
             for region in self.regions
         )
         return Operation(
-            self.name, operands, self.types, self.syntax, regions, result, self.count, arguments
-        )
+            self.name, operands, self.types, self.syntax, regions, arguments,
+            result=result, count=self.count,
+        )  # fmt: skip
 
 
 def places(count: int) -> str:

@@ -13,8 +13,7 @@ would not, and people keep bytes in such arrays.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 
 import ml_dtypes
@@ -35,7 +34,7 @@ from .element_types import (
     storage_el,
 )
 from .math_table import SHARED, MathTable
-from .operation import Emit, Operation, Region, for_syntax
+from .operation import Emit, OpenRegion, Operation, Region, for_syntax
 from .range_reports import RangeReport
 from .value import Ssa
 
@@ -47,13 +46,11 @@ class KnownValues:
     numbers: of constants.
     narrow: the 16-bit float that a wider value equals.
     divisors: integers that are not zero, or have been reported.
-    regions: numbers for nested regions, whose names must differ from every name outside.
     """
 
     numbers: dict[str, float] = field(default_factory=dict)
     narrow: dict[str, Ssa] = field(default_factory=dict)
     divisors: set[str] = field(default_factory=set)
-    regions: Iterator[int] = field(default_factory=itertools.count)
 
 
 FLOAT_PREDICATES = {
@@ -75,9 +72,9 @@ class Builder:
 
     Args:
       lanes: lanes of constants and of `broadcast` (0: scalar). Results take their operands' lanes.
-      emit: appends an operation with one result where the caller is now, and returns the result's
-        name. It takes what Operation does, up to `arguments`.
+      emit: appends an operation with one result where the caller is now.
       const: the same of a constant (literal, type) at the top of the function, once for each.
+      open_region: begins a region of an operation that is emitted when the region is complete.
       approx: vector_math picks cheaper versions, with the bounds stated there.
       contract: mul followed by add may become one fma, as in XLA's CPU code.
       math: the target's own versions of functions.
@@ -93,6 +90,7 @@ class Builder:
         lanes: int,
         emit: Emit,
         const: Emit,
+        open_region: Callable[[], OpenRegion],
         *,
         approx: bool = False,
         contract: bool = True,
@@ -102,7 +100,7 @@ class Builder:
         wrong: Callable[[RangeReport], None] | None = None,
         call_rare: CallRare | None = None,
     ):
-        self.lanes, self.emit, self.const = lanes, emit, const
+        self.lanes, self.emit, self.const, self.open_region = lanes, emit, const, open_region
         self.approx, self.contract, self.math = approx, contract, math
         self.known = KnownValues() if known is None else known
         self.live, self.wrong, self.call_rare = live, wrong, call_rare
@@ -127,6 +125,7 @@ class Builder:
             self.lanes if lanes is None else lanes,
             emit,
             self.const,
+            self.open_region,
             approx=self.approx,
             contract=contract,
             math=self.math,
@@ -363,20 +362,19 @@ class Builder:
 
         slow: uses no other values than its operands and constants.
         """
-        operations, inner = self._region()
+        region = self.open_region()
+        inner = self._inside(region)
         value = (
             slow(inner, *operands)
             if self.call_rare is None
             else self.call_rare(inner, slow, operands)
         )
         chosen = inner.select(mask, value, usual)
-        regions = []
-        for outcome, word in ((chosen, ""), (usual, "else")):
-            operations.append(Operation("scf.yield", (outcome.name,), outcome.type))
-            regions.append(Region(operations, word))
-            operations = []
+        region.operations.append(Operation("scf.yield", (chosen.name,), chosen.type))
+        otherwise = [Operation("scf.yield", (usual.name,), usual.type)]
+        regions = Region(region.operations), Region(otherwise, "else")
         test = self.any(mask).name
-        name = self.emit("scf.if", (test,), "", f" %s -> ({usual.type})", tuple(regions))
+        name = self.emit("scf.if", (test,), "", f" %s -> ({usual.type})", regions)
         return usual._replace(name=name)
 
     def report(self, wrong: RangeReport, x: Ssa) -> Ssa:
@@ -394,44 +392,26 @@ class Builder:
 
     def repeat(self, count: int, start: Ssa, step: Callable[[Builder, Ssa], Ssa]) -> Ssa:
         """step(builder, value) applied `count` times, as a loop."""
-        operations, inner = self._region()
+        region = self.open_region()
         bounds = [self.const(str(i), "index") for i in (0, count, 1)]
-        index, carried = (inner.emit("") for _ in range(2))  # names of the region's arguments
-        operations.clear()
-        end = step(inner, start._replace(name=carried))
-        operations.append(Operation("scf.yield", (end.name,), end.type))
+        index, carried = region.name(), region.name()
+        end = step(self._inside(region), start._replace(name=carried))
+        region.operations.append(Operation("scf.yield", (end.name,), end.type))
         name = self.emit(
             "scf.for",
             (index, *bounds, carried, start.name),
             "",
             for_syntax([start.type]),
-            (Region(operations),),
+            (Region(region.operations),),
             (index, carried),
         )
         return start._replace(name=name)
 
-    def _region(self) -> tuple[list[Operation], Builder]:
-        """Operations of a nested region and the builder that fills them; constants still go to the top."""
-        operations: list[Operation] = []
-        prefix, names = f"%region{next(self.known.regions)}_", itertools.count()
-
-        def emit(
-            name: str,
-            operands: tuple[str, ...] = (),
-            types: str = "",
-            syntax: str | None = None,
-            regions: tuple[Region, ...] = (),
-            arguments: tuple[str, ...] = (),
-        ) -> str:
-            result = f"{prefix}{next(names)}"
-            operations.append(
-                Operation(name, operands, types, syntax, regions, result, 0, arguments)
-            )
-            return result
-
-        inner = self.with_emit(emit)
+    def _inside(self, region: OpenRegion) -> Builder:
+        """This builder within a region, from which no range can be reported. Constants still go to the top."""
+        inner = self.with_emit(region.emit)
         inner.wrong = None
-        return operations, inner
+        return inner
 
     # ------------------------------------------------------------------ bits
 

@@ -15,7 +15,7 @@ from pbkern.core.budget import Budget
 from . import range_reports
 from .element_types import mlir_type
 from .math_table import SHARED, MathTable
-from .operation import Operation, Region, for_syntax, walk
+from .operation import OpenRegion, Operation, Region, for_syntax, walk
 from .ops import Builder, CallRare, KnownValues, Ssa
 from .range_reports import RangeReport
 
@@ -39,10 +39,11 @@ class Block:
     """Operations of one region.
 
     `values` maps symbols defined here to SSA index names or ints (single-trip loops); `wrong` are
-    reports of ranges that nothing has looked at yet.
+    reports of ranges that nothing has looked at yet. `is_counted`: whether its lines are spent of the
+    budget one by one; those of a region that a builder opened are spent with the operation that holds it.
     """
 
-    def __init__(self, parent: Block | None, text: Text | None = None):
+    def __init__(self, parent: Block | None, text: Text | None = None, *, is_counted: bool = True):
         if text is None:
             assert parent is not None, "the outermost block is given its text"
             text = parent.text
@@ -55,6 +56,7 @@ class Block:
         self.memo: dict = {}
         self.builders: dict[int, Builder] = {}
         self.has_long_loops = False
+        self.is_counted = is_counted
 
     def add(
         self,
@@ -191,12 +193,18 @@ class Text:
     ) -> str:
         """Appends an operation with one result, and returns the result's name."""
         result = self.name()
-        op = Operation(name, operands, types, syntax, regions, result, 0, arguments)
-        self.budget.spend(op.size)
+        op = Operation(name, operands, types, syntax, regions, arguments, result=result)
+        if block.is_counted:
+            self.budget.spend(op.size)
         block.operations.append(op)
         if types.endswith("index") and name != "arith.cmpi":
             self.indices.add(result)
         return result
+
+    def open_region(self) -> OpenRegion:
+        """A region of an operation that a builder appends when the region is complete."""
+        block = Block(None, self, is_counted=False)
+        return OpenRegion(block.operations, partial(self.put, block), self.name)
 
     def load_vector(
         self,
@@ -241,6 +249,7 @@ class Text:
                 lanes,
                 partial(self.put, block),
                 self.const,
+                self.open_region,
                 approx=self.approx,
                 contract=self.contract,
                 math=self.math,
@@ -304,16 +313,11 @@ class Text:
         self.indices.add(iv)
         args = [Ssa(self.name(), carry.el, carry.lanes) for carry in carried]
         results = fill(inner, args)
-        wrong = range_reports.nothing(inner.wrong, self.const)
-        held = [report._replace(value=report.value._replace(name=self.name())) for report in wrong]
-        joined_reports = [
-            range_reports.joined(report, inner.wrong, partial(self.put, inner)) for report in held
-        ]
+        reports = self._carried_reports(inner)
         carried, args, results = (
-            [*x, *(report.value for report in y)]
-            for x, y in ((carried, wrong), (args, held), (results, joined_reports))
+            [*values, *(report.value for report in of_loop)]
+            for values, of_loop in zip((carried, args, results), reports)
         )
-        inner.wrong = []
         types = [carry.type for carry in carried]
         bound = self.named(high)
         operands = [iv, self.index(low), bound, self.index(step)]
@@ -336,11 +340,28 @@ class Text:
             count=len(carried),
             arguments=(iv, *(arg.name for arg in args)),
         )
-        count = len(carries) - len(wrong)
+        starts, _, _ = reports
+        count = len(carries) - len(starts)
         block.wrong += [
-            report._replace(value=value) for report, value in zip(wrong, carries[count:])
+            report._replace(value=value) for report, value in zip(starts, carries[count:])
         ]
         return carries[:count]
+
+    def _carried_reports(
+        self, inner: Block
+    ) -> tuple[list[RangeReport], list[RangeReport], list[RangeReport]]:
+        """Reports that a loop carries, one of each kind in its body, which has none left.
+
+        Returns:
+          (before the loop, at the beginning of a trip, at its end).
+        """
+        starts = range_reports.nothing(inner.wrong, self.const)
+        held = [report._replace(value=report.value._replace(name=self.name())) for report in starts]
+        ends = [
+            range_reports.joined(report, inner.wrong, partial(self.put, inner)) for report in held
+        ]
+        inner.wrong = []
+        return starts, held, ends
 
     def unrolled(
         self, block: Block, symbol: str, low: int, high: int, step: int, fill, carried: list[Ssa]

@@ -1,4 +1,4 @@
-"""Statements -> InternalError where they break the rules of lower/nest/ir.py."""
+"""Statements -> InternalError where they break the rules of lower/nest/ir/."""
 
 from __future__ import annotations
 

@@ -188,13 +188,13 @@ def _views(stmts: Sequence[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tu
                 for store in nest.stores:
                     touch(store.buf, len(nest.stores) == 1 and not nest.ordered)
             case Sort(buffers=buffers, spare=spare):
-                for b in (*buffers, *spare):
-                    touch(b, False)
+                for buf in (*buffers, *spare):
+                    touch(buf, False)
             case Trace(buffers=buffers):
-                for b in buffers:
-                    touch(b, False)
-            case Prefetch(buf=b):
-                touch(b, False)
+                for buf in buffers:
+                    touch(buf, False)
+            case Prefetch(buf=buf):
+                touch(buf, False)
     return views, excluded, outside
 
 

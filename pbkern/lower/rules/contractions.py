@@ -184,51 +184,28 @@ def _conv(builder, eqn, ins: list[Value]) -> Value:
     """A contraction over (window..., input feature); padding and lhs dilation become a padded operand first."""
     params = eqn.params
     lhs, rhs = ins
-    dn, groups, batch_groups = (
-        params["dimension_numbers"],
-        params["feature_group_count"],
-        params["batch_group_count"],
-    )
+    dn = params["dimension_numbers"]
+    groups = max(params["feature_group_count"], params["batch_group_count"])
     out = eqn.outvars[0].aval
     dtype = _number_dtype(np.dtype(out.dtype))
     acc = accumulator_dtype(dtype)
     lhs = _dilate_and_pad(builder, lhs, dn.lhs_spec[2:], params["lhs_dilation"], params["padding"])
     shape = tuple((builder.names("d"), size) for size in out.shape)
-    n_dim, o_dim, *space = (shape[a] for a in dn.out_spec)
+    o_dim = shape[dn.out_spec[1]]
     window = [(builder.names("k"), rhs.shape[a]) for a in dn.rhs_spec[2:]]
     feature = (builder.names("k"), rhs.shape[dn.rhs_spec[1]])
-    out_per_group = rhs.shape[dn.rhs_spec[0]] // max(groups, batch_groups)
-    channel, group = _grouped(builder, o_dim, out_per_group, max(groups, batch_groups))
-
-    left: list[Affine] = [ZERO] * len(lhs.shape)
-    left[dn.lhs_spec[0]] = _symbol(n_dim)
-    left[dn.lhs_spec[1]] = _symbol(feature)
-    if groups > 1:
-        left[dn.lhs_spec[1]] = _symbol(feature) + group * feature[1]
-    if batch_groups > 1:
-        left[dn.lhs_spec[0]] = _symbol(n_dim) + group * out.shape[dn.out_spec[0]]
-    for axis, space_dim, window_dim, stride, dilation in zip(
-        dn.lhs_spec[2:], space, window, params["window_strides"], params["rhs_dilation"]
-    ):
-        left[axis] = _symbol(space_dim) * stride + _symbol(window_dim) * dilation
-    right: list[Affine] = [ZERO] * len(rhs.shape)
-    right[dn.rhs_spec[0]], right[dn.rhs_spec[1]] = channel, _symbol(feature)
-    for axis, window_dim in zip(dn.rhs_spec[2:], window):
-        right[axis] = _symbol(window_dim)
+    out_per_group = rhs.shape[dn.rhs_spec[0]] // groups
+    channel, group = _grouped(builder, o_dim, out_per_group, groups)
 
     index = list(dims_index(shape))
     dims = list(shape)
-    if max(groups, batch_groups) > 1:  # the output channel is split into (group, channel within it)
+    if groups > 1:  # the output channel is split into (group, channel within it)
         index[dn.out_spec[1]] = channel
         at = dims.index(o_dim)
-        dims[at : at + 1] = (
-            [(str(group.terms[0][0]), max(groups, batch_groups))] if group.terms else []
-        )
-        dims += (
-            [(str((channel - group * out_per_group).terms[0][0]), out_per_group)]
-            if out_per_group > 1
-            else []
-        )
+        dims[at : at + 1] = [(str(group.terms[0][0]), groups)] if group.terms else []
+        if out_per_group > 1:
+            within = channel - group * out_per_group
+            dims.append((str(within.terms[0][0]), out_per_group))
     # In the order of the filters in memory: where there are many channels, they are many times as
     # much as caches hold.
     reduced = [
@@ -241,12 +218,45 @@ def _conv(builder, eqn, ins: list[Value]) -> Value:
         tuple(dim for dim, _ in reduced),
         tuple(index),
         (builder.cast(lhs, acc), builder.cast(rhs, acc)),
-        (tuple(left), tuple(right)),
+        (
+            _read_of_input(params, shape, window, feature, group),
+            _read_of_filters(dn, window, feature, channel),
+        ),
         "dot",
         acc,
         at_line=builder.line(eqn),
     )
     return builder.cast(contract, np.dtype(out.dtype))
+
+
+def _read_of_input(params, shape, window, feature, group: Affine) -> tuple[Affine, ...]:
+    """Place in the padded input that a product of a convolution reads.
+
+    shape, window, feature: dimensions (name, size) of the result, the window and the input channels of a group.
+    """
+    dn = params["dimension_numbers"]
+    sample, _, *space = (shape[a] for a in dn.out_spec)
+    place: list[Affine] = [ZERO] * len(shape)
+    place[dn.lhs_spec[0]] = _symbol(sample)
+    place[dn.lhs_spec[1]] = _symbol(feature)
+    if params["feature_group_count"] > 1:
+        place[dn.lhs_spec[1]] += group * feature[1]
+    if params["batch_group_count"] > 1:
+        place[dn.lhs_spec[0]] += group * sample[1]
+    for axis, space_dim, window_dim, stride, dilation in zip(
+        dn.lhs_spec[2:], space, window, params["window_strides"], params["rhs_dilation"]
+    ):
+        place[axis] = _symbol(space_dim) * stride + _symbol(window_dim) * dilation
+    return tuple(place)
+
+
+def _read_of_filters(dn, window, feature, channel: Affine) -> tuple[Affine, ...]:
+    """Place in the filters that a product of a convolution reads; channel: of the result."""
+    place: list[Affine] = [ZERO] * len(dn.rhs_spec)
+    place[dn.rhs_spec[0]], place[dn.rhs_spec[1]] = channel, _symbol(feature)
+    for axis, window_dim in zip(dn.rhs_spec[2:], window):
+        place[axis] = _symbol(window_dim)
+    return tuple(place)
 
 
 def _grouped(builder, o_dim, per_group: int, groups: int) -> tuple[Affine, Affine]:

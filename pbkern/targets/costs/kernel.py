@@ -15,10 +15,10 @@ from jax.extend import core as jex
 
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import Machine
-from pbkern.fuse.access.blocks import BlockRequests, volume
+from pbkern.fuse.access.blocks import BlockRequests, Step, volume
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.cost.kinds import SINGLE_PASS, is_heavy, itemsize, nbytes
-from pbkern.fuse.cost.model import CostModel
+from pbkern.fuse.cost.model import CostModel, Price
 from pbkern.fuse.cost.roofline import Terms
 from pbkern.fuse.cost.steps import PricedSteps, covered, elements_read
 
@@ -57,39 +57,14 @@ def kernel_terms(
 ) -> Terms | None:
     """Terms of a kernel; arguments as of CostModel.kernel_cost. `costs`: the prices of steps on this machine."""
     programs = math.prod(grid)
-    per_program = repeated = needed = done = 0.0
     priced = PricedSteps.of(requests, outputs, costs)
-    stored, evaluated = priced.stored, priced.shares
-    temporaries, sizes = 0, []  # bytes of stored values: all in all, and of each at a time
     streams = any(price.streams for _, price in priced.steps)
-    tests: set = set()
-    for step, price in priced.steps:
-        if price.of_tests and tests.issuperset(price.read):
-            # Part of a comparison of indices: code is cut where that changes, and nothing is
-            # computed.
-            tests.update(step.eqn.outvars)
-            continue
-        share = evaluated.get(id(step), 1.0)
-        seconds = price.seconds * share * (1 + (id(step.eqn) in repeated_steps))
-        factor = price.part * programs * share
-        if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, costs):
-            if (
-                step.eqn.primitive.name not in SINGLE_PASS
-                or nbytes(step.eqn.invars[0].aval) > machine.l1_bytes // 2
-            ):
-                return None
-            repeated += seconds
-        per_program += seconds + price.packing
-        operations = price.operations * programs * share
-        done += operations
-        needed += operations / max(factor, 1.0)  # of a value that is needed in part, that part
-        if not stored.isdisjoint(step.eqn.outvars):
-            part = parts.get(step.eqn.outvars[0], 1)
-            # Chunks between products that stream their operands stay in registers.
-            temporaries += 0 if streams and part < 1 else price.block_bytes
-            sizes.append(int(price.block_bytes * part))
+    steps = _computed(priced.steps)
+    work = _Work.of(steps, priced.shares, programs, machine, costs, repeated_steps)
+    if work is None:
+        return None
+    temporaries, scratch = _stored_bytes(steps, priced.stored, parts, streams)
     traffic = _traffic(requests, outputs, grid, machine, priced.tables)
-    scratch = sum(sorted(sizes)[-LIVE_VALUES:])
     blocks = traffic.blocks - int(
         sum(
             volume(access) * itemsize(var) * (1 - parts[var])
@@ -105,16 +80,16 @@ def kernel_terms(
     near = costs.near_bytes if is_near else machine.l2_bytes
     trips = _scratch_trips(temporaries, working_set, 0 if streams else blocks, near, machine)
     return Terms(
-        arithmetic=per_program,
-        repeated=repeated,
+        arithmetic=work.seconds,
+        repeated=work.repeated,
         reads=traffic.reads,
         stores=traffic.stores,
         rereads=traffic.rereads,
         trips=trips * programs,
         streams=streams,
         bytes_moved=traffic.moved,
-        flops=done,
-        recompute=done / needed if needed else 1.0,
+        flops=work.operations,
+        recompute=work.operations / work.needed if work.needed else 1.0,
         working_set=working_set,
         scratch=scratch,
         programs=programs,
@@ -123,6 +98,82 @@ def kernel_terms(
         ),
         copied=traffic.copied,
     )
+
+
+def _computed(steps: Sequence[tuple[Step, Price]]) -> list[tuple[Step, Price]]:
+    """The steps without comparisons of indices: code is cut where these change, and nothing is computed."""
+    tests: set = set()
+    computed = []
+    for step, price in steps:
+        if price.of_tests and tests.issuperset(price.read):
+            tests.update(step.eqn.outvars)
+        else:
+            computed.append((step, price))
+    return computed
+
+
+@dataclass
+class _Work:
+    """Work of a kernel.
+
+    Attributes:
+      seconds: of one program.
+      repeated: those of them that compute heavy values which other programs compute too.
+      operations: of all programs.
+      needed: those of them that would do if no element were computed twice.
+    """
+
+    seconds: float = 0.0
+    repeated: float = 0.0
+    operations: float = 0.0
+    needed: float = 0.0
+
+    @staticmethod
+    def of(
+        steps: Sequence[tuple[Step, Price]],
+        shares: Mapping[int, float],
+        programs: int,
+        machine: Machine,
+        costs: CostModel,
+        repeated_steps: Collection[int],
+    ) -> _Work | None:
+        """The work of these steps; None where it repeats heavy values too often."""
+        work = _Work()
+        for step, price in steps:
+            share = shares.get(id(step), 1.0)
+            seconds = price.seconds * share * (1 + (id(step.eqn) in repeated_steps))
+            factor = price.part * programs * share
+            if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, costs):
+                if (
+                    step.eqn.primitive.name not in SINGLE_PASS
+                    or nbytes(step.eqn.invars[0].aval) > machine.l1_bytes // 2
+                ):
+                    return None
+                work.repeated += seconds
+            work.seconds += seconds + price.packing
+            operations = price.operations * programs * share
+            work.operations += operations
+            # Of a value that is needed in part, that part.
+            work.needed += operations / max(factor, 1.0)
+        return work
+
+
+def _stored_bytes(
+    steps: Sequence[tuple[Step, Price]],
+    stored: set[jex.Var],
+    parts: Mapping[object, float],
+    streams: bool,
+) -> tuple[int, int]:
+    """(bytes that a program stores between its steps, bytes of these that live at the same time)."""
+    temporaries, sizes = 0, []
+    for step, price in steps:
+        if stored.isdisjoint(step.eqn.outvars):
+            continue
+        part = parts.get(step.eqn.outvars[0], 1)
+        # Chunks between products that stream their operands stay in registers.
+        temporaries += 0 if streams and part < 1 else price.block_bytes
+        sizes.append(int(price.block_bytes * part))
+    return temporaries, sum(sorted(sizes)[-LIVE_VALUES:])
 
 
 def _scratch_trips(

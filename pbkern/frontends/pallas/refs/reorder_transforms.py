@@ -122,19 +122,19 @@ def _before_reshape(
     return runs, _jax.ReshapeTransform(tuple(run.size for run in taken if not run.point))
 
 
-def _groups(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Smallest runs of dimensions of a and of b that hold the same elements, in order."""
+def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Smallest runs of dimensions of `old` and of `new` that hold the same elements, in order."""
     i = j = 0
-    while i < len(a) or j < len(b):
+    while i < len(old) or j < len(new):
         left, right, left_size, right_size = [], [], 1, 1
         while True:
-            if i < len(a) and (left_size <= right_size or j == len(b)):
-                left_size, i = left_size * a[i], i + 1
+            if i < len(old) and (left_size <= right_size or j == len(new)):
+                left_size, i = left_size * old[i], i + 1
                 left.append(i - 1)
-            elif j < len(b):
-                right_size, j = right_size * b[j], j + 1
+            elif j < len(new):
+                right_size, j = right_size * new[j], j + 1
                 right.append(j - 1)
-            if left_size == right_size and ((left and right) or (i == len(a) and j == len(b))):
+            if left_size == right_size and ((left and right) or (i == len(old) and j == len(new))):
                 break
         yield left, right
 

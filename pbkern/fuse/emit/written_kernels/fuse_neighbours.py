@@ -18,6 +18,7 @@ from pbkern import _jax
 from pbkern.core.jaxprs import atoms, equations, fresh_aval
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
+from pbkern.core.ops.views import SHAPE_VIEWS
 from pbkern.core.passes import threshold
 from pbkern.dsl.call import kernel_p
 from pbkern.fuse.access.rules import is_long, rules
@@ -41,16 +42,14 @@ from .same_shapes import in_shapes_of_kernels
 
 BEFORE = {
     *ELEMENTWISE,
-    "broadcast_in_dim",
-    "reshape",
-    "squeeze",
+    *SHAPE_VIEWS,
     "slice",
     "transpose",
     "rev",
     "iota",
 }
 NOT_BLOCKWISE = "it is no operation that blocks could be computed of alone"
-BEHIND = {*ELEMENTWISE, *SINGLE_PASS, "broadcast_in_dim", "transpose", "reshape", "squeeze"}
+BEHIND = {*ELEMENTWISE, *SINGLE_PASS, *SHAPE_VIEWS, "transpose"}
 
 
 @dataclass(frozen=True)

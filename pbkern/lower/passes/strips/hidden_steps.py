@@ -98,30 +98,14 @@ def _live_steps(
 ) -> list[Stmt] | None:
     """The loop over steps that masks leave; None where they leave all."""
     nests = [nest for nest in loop.body if isinstance(nest, Nest)]
-    masks = [(node.args[0], nest) for nest in nests for node in nest.nodes() if is_masked(node)]
-    steps = dict.fromkeys(
-        chunks
-        for mask, nest in masks
-        for truth in (True, False)
-        if (chunks := _span(mask, nest, loop.counter, truth, context.pool)) is not None
-    )
     written = effects.written(nests)
-    dead: list[tuple[int, HiddenStep]] = []
-    for length, span in steps:
-        # Steps that are put off until a running maximum is tested must be the last ones.
-        for ends in (span, MaskSpan(highs=span.highs)):
-            step = HiddenStep(loop, elsewhere, ends, context.pool)
-            if not ends or not step.is_without_effect(nests, before):
-                continue
-            if not (ends.lows and reached(written, step.claims.values())):
-                dead.append((length, step))
-                break
-    if not dead or len({length for length, _ in dead}) > 1:
+    hidden = _hidden_steps(loop, nests, written, before, elsewhere, context)
+    if not hidden or len({length for length, _ in hidden}) > 1:
         return None
-    length = dead[0][0]
+    length = hidden[0][0]
     whole = MaskSpan()
     claims: dict[tuple, ZeroExponential] = {}
-    for _, step in dead:
+    for _, step in hidden:
         whole &= step.span
         claims |= step.claims
     late = reached(written, claims.values())
@@ -129,10 +113,55 @@ def _live_steps(
         return None
     early = [claim for claim in claims.values() if claim not in late]
     lets: list[Stmt] = []
-    everywhere: Expr | None = None
+    violated: Expr | None = None
     if early:
-        tests, everywhere = some_violated(early, {loop.counter: trips}, context)
+        tests, violated = some_violated(early, {loop.counter: trips}, context)
         lets += tests
+    bounds, first, left = _bounds(whole, length, trips, violated, context)
+    lets += bounds
+    if not late:
+        body = moved(loop.body, {loop.counter: first + Affine.symbol(loop.counter)}, context.pool)
+        return [*lets, For(loop.counter, left, tuple(body))]
+    return [*lets, *_with_last_steps(loop, trips, left, late, context)]
+
+
+def _hidden_steps(
+    loop: For,
+    nests: Sequence[Nest],
+    written: set[Buf],
+    before: Sequence[Stmt],
+    elsewhere: set[Buf],
+    context: NestContext,
+) -> list[tuple[int, HiddenStep]]:
+    """Steps without effect, with the lengths of their chunks: at most one for each mask and truth."""
+    masks = [(node.args[0], nest) for nest in nests for node in nest.nodes() if is_masked(node)]
+    spans = dict.fromkeys(
+        chunks
+        for mask, nest in masks
+        for truth in (True, False)
+        if (chunks := _span(mask, nest, loop.counter, truth, context.pool)) is not None
+    )
+    hidden: list[tuple[int, HiddenStep]] = []
+    for length, span in spans:
+        # Steps that are put off until a running maximum is tested must be the last ones.
+        for ends in (span, MaskSpan(highs=span.highs)):
+            step = HiddenStep(loop, elsewhere, ends, context.pool)
+            if not ends or not step.is_without_effect(nests, before):
+                continue
+            if not (ends.lows and reached(written, step.claims.values())):
+                hidden.append((length, step))
+                break
+    return hidden
+
+
+def _bounds(
+    whole: MaskSpan, length: int, trips: int, violated: Expr | None, context: NestContext
+) -> tuple[list[Stmt], Affine, str]:
+    """(Lets, the first step that the masks leave, the number of steps); all steps where a claim is violated.
+
+    length: of a step's chunk; trips: of all steps.
+    """
+    lets: list[Stmt] = []
 
     def step_at(ends: frozenset[Affine], pick: str, up: int) -> Expr:
         """The step, from 0 to the last, of the largest or smallest of places."""
@@ -142,33 +171,30 @@ def _live_steps(
         shift = context.const(length.bit_length() - 1, INT32)
         return context.clamped(context.op("shift_right_arithmetic", INT32, values[0], shift), trips)
 
-    def let(value: Expr, among: list[Stmt] = lets) -> str:
+    def let(value: Expr) -> str:
         name = context.names("%s")
-        among.append(Let(name, value))
+        lets.append(Let(name, value))
         context.bounds[name] = (0, trips)
         return name
 
     def number(value: int) -> Expr:
         return context.const(value, INT32)
 
-    def unless(test: Expr | None, value: Expr, otherwise: Expr) -> Expr:
-        if test is None:
+    def unless_violated(value: Expr, otherwise: Expr) -> Expr:
+        if violated is None:
             return value
-        return context.select(context.op("eq", bool, test, number(0)), value, otherwise)
+        return context.select(context.op("eq", bool, violated, number(0)), value, otherwise)
 
     first: Affine = Affine()
-    behind = context.const(trips, INT32)
+    behind = number(trips)
     if whole.lows:
-        first = Affine.symbol(let(unless(everywhere, step_at(whole.lows, "max", 0), number(0))))
+        first = Affine.symbol(let(unless_violated(step_at(whole.lows, "max", 0), number(0))))
     if whole.highs:
         behind = step_at(whole.highs, "min", length - 1)
-    behind = unless(everywhere, behind, number(trips))
+    behind = unless_violated(behind, number(trips))
     count = context.op("sub", INT32, behind, context.pool.index(INT32, first))
     left = let(context.clamped(count, trips))
-    if not late:
-        body = moved(loop.body, {loop.counter: first + Affine.symbol(loop.counter)}, context.pool)
-        return [*lets, For(loop.counter, left, tuple(body))]
-    return [*lets, *_with_last_steps(loop, trips, left, late, context)]
+    return lets, first, left
 
 
 def _with_last_steps(
@@ -393,10 +419,16 @@ class HiddenStep:
         return value if isinstance(value, Load) and not value.guard else None
 
     def _operation(self, expr: Op, args: Sequence[Value], nest: Nest) -> Value:
-        def is_number(arg: Value, value: float) -> bool:
-            return isinstance(arg, Const) and bool(arg.value == value)
+        """The value of an operation on these; None where it is not known."""
+        value = self._of_maxima(expr, args, nest)
+        return self._of_constants(expr, args) if value is None else value
 
-        zero = self._number(0, expr.dtype) if expr.dtype.kind in "fiu" else None
+    def _zero(self, dtype: np.dtype) -> Const | None:
+        return self._number(0, dtype) if dtype.kind in "fiu" else None
+
+    def _of_maxima(self, expr: Op, args: Sequence[Value], nest: Nest) -> Value:
+        """The value of an operation on a running maximum, what is derived from one, or constants alone."""
+        zero = self._zero(expr.dtype)
         match expr.info.primitive, args:
             case "eq", [Const() as one, Const() as other]:
                 return self._number(one.value == other.value, expr.dtype)
@@ -405,7 +437,7 @@ class HiddenStep:
             case "select_n", [Const() as test, *cases]:
                 return cases[int(test.value)]
             case "select_n", [Derived("is_lowest", load), false, true] if false is load:
-                return Derived("finite", load) if is_number(true, 0) else None
+                return Derived("finite", load) if _is_number(true, 0) else None
             case "sub", [Load() as load, Load() as other] if load is other:
                 return zero
             case "sub", [Load() as load, Derived("finite", other)] if load is other:
@@ -429,26 +461,31 @@ class HiddenStep:
             case "mul", [Load() as sums, Derived("factor", load, at)]:
                 is_row = sums.index[: len(at)] == at
                 return Derived("scaled", load, sums=sums) if is_row else None
+        return None
+
+    def _of_constants(self, expr: Op, args: Sequence[Value]) -> Value:
+        """The value of an operation with an operand for which it needs no other, such as a factor of zero."""
+        zero = self._zero(expr.dtype)
         match expr.info.primitive:
-            case "mul" if any(is_number(arg, 0) for arg in args):
+            case "mul" if any(_is_number(arg, 0) for arg in args):
                 return zero
-            case "mul" if is_number(args[0], -np.inf) and isinstance(args[1], Const):
+            case "mul" if _is_number(args[0], -np.inf) and isinstance(args[1], Const):
                 return args[0] if float(args[1].value) > 0 else None
-            case "div" if is_number(args[0], 0):
+            case "div" if _is_number(args[0], 0):
                 return zero
-            case "add" if any(is_number(arg, 0) for arg in args):
-                return args[1] if is_number(args[0], 0) else args[0]
-            case "sub" if is_number(args[0], -np.inf):
+            case "add" if any(_is_number(arg, 0) for arg in args):
+                return args[1] if _is_number(args[0], 0) else args[0]
+            case "sub" if _is_number(args[0], -np.inf):
                 return args[0]
-            case "max" if any(is_number(arg, -np.inf) for arg in args):
-                return args[1] if is_number(args[0], -np.inf) else args[0]
-            case "exp" if is_number(args[0], -np.inf):
+            case "max" if any(_is_number(arg, -np.inf) for arg in args):
+                return args[1] if _is_number(args[0], -np.inf) else args[0]
+            case "exp" if _is_number(args[0], -np.inf):
                 return zero
-            case "exp" if is_number(args[0], 0):
+            case "exp" if _is_number(args[0], 0):
                 return self._number(1, expr.dtype)
-            case "mul" if any(is_number(arg, 1) for arg in args):
-                return args[1] if is_number(args[0], 1) else args[0]
-            case "neg" if is_number(args[0], 0):
+            case "mul" if any(_is_number(arg, 1) for arg in args):
+                return args[1] if _is_number(args[0], 1) else args[0]
+            case "neg" if _is_number(args[0], 0):
                 return zero
             case "convert_element_type" | "reduce_precision" if isinstance(args[0], Const):
                 value = float(args[0].value)
@@ -458,3 +495,7 @@ class HiddenStep:
                 same = args[1] is not None and all(arg is args[1] for arg in args[1:])
                 return args[1] if same else None
         return None
+
+
+def _is_number(arg: Value, value: float) -> bool:
+    return isinstance(arg, Const) and bool(arg.value == value)

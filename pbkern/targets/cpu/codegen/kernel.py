@@ -341,36 +341,28 @@ class KernelLowering(ProgramText):
         """The kernel's own, and those that it calls, callees before callers."""
         self.text.top.report()
         block.report()
+        arena_type = f"memref<{self._arena_bytes()}xi8>"
+        arrays = self._arrays()
+        callees = self._callees(arrays, arena_type)
+        declarations = OF_THE_RUNTIME | {
+            callee.name: self._sized(callee.declaration) for callee in callees
+        }
+        pieces = tuple(self._function(callee, declarations) for callee in callees)
+        whole = self._main(block, arrays, arena_type)
+        return self._function(whole, declarations), pieces
+
+    def _arrays(self) -> dict[Buf, str]:
+        """Arrays that the kernel is given, with their attributes."""
         aliased = {i for i, _ in self.kernel.aliases}
-        arena_type, one = f"memref<{self._arena_bytes()}xi8>", self.text.index(1)
         arrays = {
             buf: "" if k in aliased else NOALIAS
             for k, buf in enumerate(self.bufs)
             if buf.storage is None
         }
-        arrays |= dict.fromkeys(self.nests.copies.values(), NOALIAS)
-        args = [f"{operand.name}: {memref(operand)}{array}" for operand, array in arrays.items()]
-        args += [f"%arena: {arena_type}{NOALIAS}", "%low: index", "%high: index"]
-        head = [
-            f"{slot.name} = memref.view %arena[{self.text.index(offset)}][] : {arena_type} to {memref(slot)}"
-            for slot, offset in self.offsets.items()
-        ]
-        constants, at_end = range_reports.definitions(self.text.constants.values())
-        # Stores past the caches are not ordered with others: the fence comes before any word that
-        # the work is done.
-        fence = (
-            ['llvm.inline_asm has_side_effects "sfence", "" : () -> ()']
-            if self.emitter.stores.streams
-            else []
-        )
-        programs = Operation(
-            "scf.for",
-            ("%p", "%low", "%high", one),
-            "",
-            for_syntax(()),
-            (Region(block.operations),),
-            arguments=("%p",),
-        )
+        return arrays | dict.fromkeys(self.nests.copies.values(), NOALIAS)
+
+    def _callees(self, arrays: Mapping[Buf, str], arena_type: str) -> list[EmittedFunction]:
+        """Functions of long operations, then parts of the kernel."""
         attributes = {operand.name: array for operand, array in arrays.items()} | {ARENA: NOALIAS}
         views = {
             buf.name: f"{buf.name} = memref.view %arena[{buf.name}_at][] : {arena_type} to {memref(buf)}"
@@ -380,18 +372,42 @@ class KernelLowering(ProgramText):
             attributes, views, {slot.name: offset for slot, offset in self.offsets.items()}
         )
         # Parts are compiled and loaded in order: functions come before those that call them.
-        callees = [
-            EmittedFunction(
-                function.name, function.text(FRAME), function.declaration, False, function.calls
-            )
-            for function in self.emitter.expressions.functions.called
+        return [
+            *(
+                EmittedFunction(
+                    function.name, function.text(FRAME), function.declaration, False, function.calls
+                )
+                for function in self.emitter.expressions.functions.called
+            ),
+            *outlined,
         ]
-        callees += outlined
-        declarations = OF_THE_RUNTIME | {
-            callee.name: self._sized(callee.declaration) for callee in callees
-        }
-        pieces = tuple(self._function(callee, declarations) for callee in callees)
+
+    def _main(self, block: Block, arrays: Mapping[Buf, str], arena_type: str) -> EmittedFunction:
+        """The function that runs the kernel's programs from %low to %high."""
+        one = self.text.index(1)
+        args = [f"{operand.name}: {memref(operand)}{array}" for operand, array in arrays.items()]
+        args += [f"%arena: {arena_type}{NOALIAS}", "%low: index", "%high: index"]
+        head = [
+            f"{slot.name} = memref.view %arena[{self.text.index(offset)}][] : {arena_type} to {memref(slot)}"
+            for slot, offset in self.offsets.items()
+        ]
+        programs = Operation(
+            "scf.for",
+            ("%p", "%low", "%high", one),
+            "",
+            for_syntax(()),
+            (Region(block.operations),),
+            arguments=("%p",),
+        )
+        # Stores past the caches are not ordered with others: the fence comes before any word that
+        # the work is done.
+        fence = (
+            ['llvm.inline_asm has_side_effects "sfence", "" : () -> ()']
+            if self.emitter.stores.streams
+            else []
+        )
         body, calls = self.outliner.printed([*self.text.top.operations, programs])
+        constants, at_end = range_reports.definitions(self.text.constants.values())
         main = [
             f"func.func @{self.name}({', '.join(args)}) {FRAMED} {{",
             *constants,
@@ -403,10 +419,7 @@ class KernelLowering(ProgramText):
             "}",
         ]
         calls |= range_reports.calls(at_end)
-        whole = EmittedFunction(
-            self.name, "\n".join(main), "", self.emitter.has_scalar_loops, calls
-        )
-        return self._function(whole, declarations), pieces
+        return EmittedFunction(self.name, "\n".join(main), "", self.emitter.has_scalar_loops, calls)
 
     def _sized(self, text: str) -> str:
         return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")

@@ -274,27 +274,32 @@ class Loader:
                 el,
                 lanes,
             )
-        zero = b.c(0, el).name
         if coeff == 1 and live is not None:
             return self.text.load_vector(block, (name, address), mem_type, el, lanes, live)
         if coeff == -1 and not masks:
             return self._load_backwards(
                 block, address, name, mem_type, tail.live if tail else lanes, b, el
             )
-        offsets = self.text.const(
-            f"dense<{[k * coeff for k in range(lanes)]}>", f"vector<{lanes}xi32>"
-        )
+        return self._load_strided(block, (name, address), mem_type, coeff, live, b, el)
+
+    def _load_strided(
+        self,
+        block: Block,
+        place: tuple[str, str],
+        mem_type: str,
+        stride: int,
+        live: Ssa | None,
+        b: Builder,
+        el: str,
+    ) -> Ssa:
+        """Elements at a distance from each other, from place = (buffer, index) on; zeros where a mask is not set."""
+        zero, lanes, vector = b.c(0, el).name, b.lanes, mlir_type(el, b.lanes)
+        kind = f"vector<{lanes}xi32>"
+        offsets = self.text.const(f"dense<{[k * stride for k in range(lanes)]}>", kind)
         live = live or self.places.tail_mask(Tail(lanes), lanes)
-        return Ssa(
-            self.text.put(
-                block,
-                "vector.gather",
-                (name, address, offsets, live.name, zero),
-                f"{mem_type}, vector<{lanes}xi32>, {live.type}, {vec_type} into {vec_type}",
-            ),
-            el,
-            lanes,
-        )
+        operands = (*place, offsets, live.name, zero)
+        types = f"{mem_type}, {kind}, {live.type}, {vector} into {vector}"
+        return Ssa(self.text.put(block, "vector.gather", operands, types), el, lanes)
 
     def _load_backwards(
         self, block: Block, address: str, name: str, mem_type: str, count: int, b: Builder, el: str

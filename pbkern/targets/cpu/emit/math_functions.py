@@ -10,7 +10,7 @@ of large numbers, is most of its text, and few programs run it: nests of few poi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.math import elementwise
@@ -34,12 +34,16 @@ COLD = 'passthrough = ["cold", "noinline"]'
 
 @dataclass(frozen=True)
 class MathFunction:
-    """A function that a kernel calls. body: the lines that make `result` of `arguments`; calls: what these call."""
+    """A function that a kernel calls.
+
+    body: the lines that make `result` of `arguments`; lines: how many of them are no constants; calls: what they call.
+    """
 
     name: str
     arguments: tuple[Ssa, ...]
     body: tuple[str, ...]
     result: Ssa
+    lines: int
     calls: frozenset[str]
     is_rare: bool = False
 
@@ -83,42 +87,41 @@ class MathFunctions:
     def emit(self, b: Builder, expr: Op, args: list[Ssa]) -> Ssa:
         """The operation's result, of operands that all have b's lanes."""
         info = expr.info
+        rule = elementwise.RULES.lookup(info.primitive)
+
+        def compute(builder: Builder, *operands: Ssa) -> Ssa:
+            return rule(builder, info, *operands)
+
         key = self._key(b, info, args)
         if len(self._written[key]) < MOST_IN_PLACE or id(expr) in self._written[key]:
             counted, before = _Counted(b), self._rare_lines
-            result = elementwise.RULES.lookup(info.primitive)(counted.builder, info, *args)
+            result = compute(counted.builder, *args)
             if counted.lines + self._rare_lines - before >= SHORTEST_CALLED:
                 self._written[key][id(expr)] = expr
             return result
         if key not in self._called:
-            self._called[key] = _function(
-                f"{self.kernel}_{info.primitive}{len(self.called)}", b, info, args
-            )
-            self.called.append(self._called[key])
-        function = self._called[key]
-        passed = tuple(arg.name for arg in args if b.number(arg) is None)
-        return _call(b, function, passed)
+            self._add(key, _function(self._new_name(info.primitive), b, compute, args))
+        return _call(b, self._called[key], args)
 
     def call_rare(self, b: Builder, slow: Callable[..., Ssa], operands: tuple[Ssa, ...]) -> Ssa:
         """slow(b, *operands), as a call where it is long; equal ones call one function."""
         if self.points >= MANY_POINTS:
             return slow(b, *operands)
-        text = Text(approx=b.approx, contract=b.contract, math=b.math)
-        inner = text.builder(text.top, b.lanes)
-        arguments = tuple(operand._replace(name=f"%a{k}") for k, operand in enumerate(operands))
-        result = slow(inner, *arguments)
-        lines = sum(op.size for op in text.top.operations)
-        if lines < SHORTEST_CALLED:
+        function = _function(self._new_name("rare"), b, slow, operands, is_rare=True)
+        if function.lines < SHORTEST_CALLED:
             return slow(b, *operands)
-        self._rare_lines += lines
-        body = _body(text)
-        key = ("rare", body, tuple(operand.type for operand in operands))
+        self._rare_lines += function.lines
+        key = ("rare", function.body, function.types)
         if key not in self._called:
-            name = f"{self.kernel}_rare{len(self.called)}"
-            calls = operation.called(text.top.operations)
-            self._called[key] = MathFunction(name, arguments, body, result, calls, is_rare=True)
-            self.called.append(self._called[key])
-        return _call(b, self._called[key], tuple(operand.name for operand in operands))
+            self._add(key, function)
+        return _call(b, self._called[key], operands)
+
+    def _new_name(self, kind: str) -> str:
+        return f"{self.kernel}_{kind}{len(self.called)}"
+
+    def _add(self, key: tuple, function: MathFunction) -> None:
+        self._called[key] = function
+        self.called.append(function)
 
     def _key(self, b: Builder, info: EqnInfo, args: list[Ssa]) -> tuple:
         operands = tuple((arg.type, repr(b.number(arg))) for arg in args)
@@ -146,27 +149,32 @@ class _Counted:
         return self._emit(*parts, **attributes)
 
 
-def _function(name: str, b: Builder, info: EqnInfo, args: list[Ssa]) -> MathFunction:
-    """The operation as a function of the operands that are no constants."""
+def _function(
+    name: str,
+    b: Builder,
+    compute: Callable[..., Ssa],
+    operands: Sequence[Ssa],
+    *,
+    is_rare: bool = False,
+) -> MathFunction:
+    """compute(builder, *operands) as a function of the operands that are no constants."""
     text = Text(approx=b.approx, contract=b.contract, math=b.math)
     inner = text.builder(text.top, b.lanes)
     values = [
-        arg._replace(name=f"%a{k}") if b.number(arg) is None else inner.c(b.number(arg), arg.el)
-        for k, arg in enumerate(args)
+        x._replace(name=f"%a{k}") if b.number(x) is None else inner.c(b.number(x), x.el)
+        for k, x in enumerate(operands)
     ]
-    result = elementwise.RULES.lookup(info.primitive)(inner, info, *values)
+    result = compute(inner, *values)
+    lines = sum(op.size for op in text.top.operations)
     text.top.report()
-    arguments = tuple(value for value, arg in zip(values, args) if b.number(arg) is None)
-    _, at_end = range_reports.definitions(text.constants.values())
-    calls = operation.called(text.top.operations) | range_reports.calls(at_end)
-    return MathFunction(name, arguments, _body(text), result, calls)
-
-
-def _body(text: Text) -> tuple[str, ...]:
+    arguments = tuple(value for value, x in zip(values, operands) if b.number(x) is None)
     constants, at_end = range_reports.definitions(text.constants.values())
-    return (*constants, *operation.lines(text.top.operations), *at_end)
+    body = (*constants, *operation.lines(text.top.operations), *at_end)
+    calls = operation.called(text.top.operations) | range_reports.calls(at_end)
+    return MathFunction(name, arguments, body, result, lines, calls, is_rare)
 
 
-def _call(b: Builder, function: MathFunction, passed: tuple[str, ...]) -> Ssa:
+def _call(b: Builder, function: MathFunction, operands: Sequence[Ssa]) -> Ssa:
+    passed = tuple(x.name for x in operands if b.number(x) is None)
     syntax = operation.call_syntax(function.name, len(passed))
     return function.result._replace(name=b.emit(operation.CALL, passed, function.types, syntax))

@@ -2,7 +2,7 @@
 
     a[i], a[i + 1], a[i + 2] for lanes 0..15   ->   low = a[0..15], high = a[16..31], lanes 1..16 and 2..17 of both
 
-Along the vector dimension, values at some distance are `moved` ones (lower/nest/ir.py), made of
+Along the vector dimension, values at some distance are `moved` ones (lower/nest/ir/), made of
 whole vectors by shuffles; what is `high` for one step is `low` for the next, which keeps it in
 registers. A load that straddles two cache lines takes two accesses of the cache, and all but those
 at multiples of a vector do: rows of scratch that is read so are made whole vectors long

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.key_order import compared, rising
 from pbkern.lower.mlir.operation import Operation, for_syntax
 from pbkern.lower.mlir.ops import Ssa
-from pbkern.lower.mlir.text import Block
+from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
 from pbkern.targets.simt.options import LONGEST_THREAD_LINE
 
@@ -188,6 +189,39 @@ def _merge_line(
         barrier(block)
 
 
+class _RunPair(NamedTuple):
+    """Two neighbouring runs that are merged, as places in a line, seen from an element of one of them.
+
+    is_second: whether the element is in the second run; start: where its run starts; before: `run` places earlier;
+    low, high: from where to where the other run is.
+    """
+
+    is_second: str
+    start: str
+    before: str
+    low: str
+    high: str
+
+
+def _run_pair(text: Text, block: Block, element: str, run: int, length: int) -> _RunPair:
+    put, length_of_run = partial(text.put, block), text.index(run)
+
+    def end_of_run(start: str) -> str:
+        end = put("arith.addi", (start, length_of_run), "index")
+        return put("arith.minui", (end, text.index(length)), "index")
+
+    number = put("arith.divui", (element, length_of_run), "index")
+    parity = put("arith.andi", (number, text.index(1)), "index")
+    is_second = put("arith.cmpi", (parity, text.index(0)), "index", " ne, %s, %s")
+    start = put("arith.muli", (number, length_of_run), "index")
+    before = put("arith.subi", (start, length_of_run), "index")
+    after = end_of_run(start)
+    end_after = end_of_run(after)
+    low = put("arith.select", (is_second, before, after), "index")
+    high = put("arith.select", (is_second, start, end_after), "index")
+    return _RunPair(is_second, start, before, low, high)
+
+
 def _place(
     expressions: Expressions,
     block: Block,
@@ -198,74 +232,67 @@ def _place(
     run: int,
     length: int,
 ) -> None:
-    """Element element of a line goes to its place in its run and the neighbour's together."""
-    mlir_text, (bufs, base), (other_bufs, other_base) = expressions.text, here, there
-    put = partial(mlir_text.put, block)
-    number = put("arith.divui", (element, mlir_text.index(run)), "index")
-    is_second = put(
-        "arith.cmpi",
-        (put("arith.andi", (number, mlir_text.index(1)), "index"), mlir_text.index(0)),
-        "index",
-        " ne, %s, %s",
+    """An element of a line goes to its place in its run and the neighbour's together.
+
+    here, there: (buffers, start of the line) that are read and written.
+    """
+    text, (buffers, base), (other_buffers, other_base) = expressions.text, here, there
+    put = partial(text.put, block)
+    pair = _run_pair(text, block, element, run, length)
+    source = put("arith.addi", (base, element), "index")
+    in_other = _binary_search(
+        expressions, block, buffers[: sort.num_keys], base, source, pair, run, length
     )
-    mine = put("arith.muli", (number, mlir_text.index(run)), "index")
-    before = put("arith.subi", (mine, mlir_text.index(run)), "index")
-    after = put(
-        "arith.minui",
-        (put("arith.addi", (mine, mlir_text.index(run)), "index"), mlir_text.index(length)),
-        "index",
-    )
-    end = put(
-        "arith.minui",
-        (put("arith.addi", (after, mlir_text.index(run)), "index"), mlir_text.index(length)),
-        "index",
-    )
-    low = put("arith.select", (is_second, before, after), "index")
-    high = put("arith.select", (is_second, mine, end), "index")
-    source, steps, keys = (
-        put("arith.addi", (base, element), "index"),
-        run.bit_length(),
-        bufs[: sort.num_keys],
-    )
-    lo, hi, name, inner = mlir_text.name(), mlir_text.name(), mlir_text.name(), Block(block)
-    put_in = partial(mlir_text.put, inner)
-    open_ = put_in("arith.cmpi", (lo, hi), "index", " ult, %s, %s")
-    middle = put_in(
-        "arith.shrui", (put_in("arith.addi", (lo, hi), "index"), mlir_text.index(1)), "index"
-    )
-    safe = put_in("arith.minui", (middle, mlir_text.index(length - 1)), "index")
-    at = put_in("arith.addi", (base, safe), "index")
-    less, equal = _below(
-        expressions, inner, keys, at, keys, source
-    )  # does the other run's element come before mine?
-    not_after = put_in("arith.ori", (less, put_in("arith.andi", (equal, is_second), "i1")), "i1")
-    go_up = put_in("arith.andi", (open_, not_after), "i1")
-    yes = mlir_text.const("true")
-    go_down = put_in("arith.andi", (open_, put_in("arith.xori", (not_after, yes), "i1")), "i1")
-    new_lo = put_in(
-        "arith.select",
-        (go_up, put_in("arith.addi", (middle, mlir_text.index(1)), "index"), lo),
-        "index",
-    )
-    new_hi = put_in("arith.select", (go_down, middle, hi), "index")
+    passed = put("arith.subi", (in_other, pair.low), "index")
+    first = put("arith.select", (pair.is_second, pair.before, pair.start), "index")
+    inside = put("arith.subi", (element, pair.start), "index")
+    ahead = put("arith.addi", (passed, inside), "index")
+    place = put("arith.addi", (other_base, put("arith.addi", (first, ahead), "index")), "index")
+    for buf, other in zip(buffers, other_buffers):
+        value = expressions.load_stored(block, buf, source)
+        expressions.store_stored(block, other, place, Ssa(value.name, storage_el(buf.dtype), 0))
+
+
+def _binary_search(
+    expressions: Expressions,
+    block: Block,
+    keys: Sequence[Buf],
+    base: str,
+    source: str,
+    pair: _RunPair,
+    run: int,
+    length: int,
+) -> str:
+    """The place in the other run before which the element at `source` belongs.
+
+    Equal elements keep their order: those of the first run stay before those of the second.
+    """
+    text = expressions.text
+    lo, hi, bounds, inner = text.name(), text.name(), text.name(), Block(block)
+    put = partial(text.put, inner)
+    is_open = put("arith.cmpi", (lo, hi), "index", " ult, %s, %s")
+    middle = put("arith.shrui", (put("arith.addi", (lo, hi), "index"), text.index(1)), "index")
+    safe = put("arith.minui", (middle, text.index(length - 1)), "index")
+    at = put("arith.addi", (base, safe), "index")
+    less, equal = _below(expressions, inner, keys, at, keys, source)
+    comes_before = put("arith.ori", (less, put("arith.andi", (equal, pair.is_second), "i1")), "i1")
+    go_up = put("arith.andi", (is_open, comes_before), "i1")
+    yes = text.const("true")
+    go_down = put("arith.andi", (is_open, put("arith.xori", (comes_before, yes), "i1")), "i1")
+    above = put("arith.addi", (middle, text.index(1)), "index")
+    new_lo = put("arith.select", (go_up, above, lo), "index")
+    new_hi = put("arith.select", (go_down, middle, hi), "index")
     inner.add("scf.yield", (new_lo, new_hi), "index, index")
-    counter = mlir_text.name()
-    bounds = (mlir_text.index(number) for number in (0, steps, 1))
+    counter = text.name()
+    limits = (text.index(number) for number in (0, run.bit_length(), 1))
     block.add(
         "scf.for",
-        (counter, *bounds, lo, low, hi, high),
+        (counter, *limits, lo, pair.low, hi, pair.high),
         "",
         for_syntax(["index", "index"]),
         regions=(inner,),
-        result=name,
+        result=bounds,
         count=2,
         arguments=(counter, lo, hi),
     )
-    passed = put("arith.subi", (f"{name}#0", low), "index")
-    first = put("arith.select", (is_second, before, mine), "index")
-    inside = put("arith.subi", (element, mine), "index")
-    ahead = put("arith.addi", (passed, inside), "index")
-    place = put("arith.addi", (other_base, put("arith.addi", (first, ahead), "index")), "index")
-    for buf, other in zip(bufs, other_bufs):
-        value = expressions.load_stored(block, buf, source)
-        expressions.store_stored(block, other, place, Ssa(value.name, storage_el(buf.dtype), 0))
+    return f"{bounds}#0"

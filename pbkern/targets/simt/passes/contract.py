@@ -164,24 +164,16 @@ class ContractTiles:
         self, product: MatrixProduct, counters: Mapping[str, int], context: Context
     ) -> list[Stmt] | None:
         """The statements of a tile; `counters`: of loops around it, with their trips."""
-        row, depth = product.instruction, product.depth
-        sizes = self.tile(product, context.options)
+        row, depth, options = product.instruction, product.depth, context.options
+        sizes = self.tile(product, options)
         axes = {dim: sizes[dim] for dim in product.rows}, {product.column: sizes[product.column]}
-        rows, columns = tile_shape(axes)
-        size = row.operands[0].itemsize
-        deep = power_of_two(product.nest.dims[depth], row.shape[-1])
-        step = row.row_bytes // size or min(self.depth_bytes // size, deep)
-        options = context.options
-        by = self.tiling(row, (rows, columns, step), options)
         if all(map(is_tile, product.nest.reductions[0].args)):
             return self.of_tiles(product, axes, context)
-        step_bytes = (rows + columns) * step * size
-        # Where two blocks share a multiprocessor, one multiplies while the other one waits.
-        has_company = 2 * self.stages * step_bytes <= options.shared_bytes
-        under_way = int(row.row_bytes > 0 and not has_company)
-        stages = min(
-            self.group_stages if under_way else self.stages, options.shared_bytes // step_bytes
-        )
+        rows, columns = tile_shape(axes)
+        step = self.step_along_depth(product)
+        by = self.tiling(row, (rows, columns, step), options)
+        step_bytes = (rows + columns) * step * row.operands[0].itemsize
+        stages, under_way = self.stages_of(row, step_bytes, options)
         if by is None or stages < 2 + under_way or 0 in product.nest.dims.values():
             return None
         nest = grown(product.nest, sizes, context)
@@ -195,31 +187,14 @@ class ContractTiles:
         total = _without(
             total, {dim: Affine.symbol(name) for dim, (name, _) in around.items()}, context
         )
-        trips = {**counters, **dict(around.values())}
         loop = in_steps(total, depth, step, context)
         (inner,) = loop.body
         assert isinstance(inner, Nest)
-        args = inner.reductions[0].args
-        copies = []
-        for arg, order in zip(args, product.orders):
-            dims = [{dim: inner.dims[dim] for dim in axis} for axis in order]
-            ranges = ranges_of({**dims[0], **dims[1], **trips})
-            filled = zero_filled(arg, context.bounds | ranges, context)
-            assert isinstance(arg, Op), "a step's operand is masked"
-            dtype = stored_type(arg.args[-1])
-            buf = tile_buffer(tile_shape(dims), dtype, context, row.row_bytes)
-            copy, inner = staged(inner, arg, buf, order, context.pool)
-            copies.append(in_chunks(copy, filled, context))
+        trips = {**counters, **dict(around.values())}
+        copies, inner = _with_copied_operands(inner, product, trips, context)
         if row.row_bytes and not all(map(_is_in_vectors, copies)):
             return None  # threads would need a register for each element of twice as many
-        inner = replace(inner, by=by)
-        is_async = [copy.by is None for copy in copies]
-        count = min(max(is_async.count(False), 1), step // row.shape[-1])
-        length = step // (1 if row.row_bytes else count)
-        parts = [
-            part(inner, depth, Affine((), number * length), length, context.pool)
-            for number in range(step // length)
-        ]
+        parts = _products_of_step(replace(inner, by=by), product, step, copies, context)
         whole = For(loop.counter, loop.trips, (*copies, *parts))
         if around:
             whole, copies = self.joined(dict(around.values()), whole, copies, context)
@@ -233,6 +208,23 @@ class ContractTiles:
             under_way=under_way,
         )
         return [replace(zeros, by=by), *steps, replace(last, by=by)]
+
+    def step_along_depth(self, product: MatrixProduct) -> int:
+        """Elements along the depth that a tile takes at a time."""
+        row = product.instruction
+        size = row.operands[0].itemsize
+        deep = power_of_two(product.nest.dims[product.depth], row.shape[-1])
+        return row.row_bytes // size or min(self.depth_bytes // size, deep)
+
+    def stages_of(
+        self, row: ProductInstruction, step_bytes: int, options: ThreadOptions
+    ) -> tuple[int, int]:
+        """(steps in shared memory at a time, products that are under way beside the next one)."""
+        # Where two blocks share a multiprocessor, one multiplies while the other one waits.
+        has_company = 2 * self.stages * step_bytes <= options.shared_bytes
+        under_way = int(row.row_bytes > 0 and not has_company)
+        stages = self.group_stages if under_way else self.stages
+        return min(stages, options.shared_bytes // step_bytes), under_way
 
     def of_tiles(
         self, product: MatrixProduct, axes: tuple[Axis, Axis], context: Context
@@ -308,6 +300,40 @@ class ContractTiles:
             key=lambda by: (operands(by), by.warps),
             default=None,
         )
+
+
+def _with_copied_operands(
+    step: Nest, product: MatrixProduct, trips: Mapping[str, int], context: Context
+) -> tuple[list[Nest], Nest]:
+    """(copies of a step's operands to shared memory, the step that reads these); trips: of the loops around it."""
+    copies = []
+    for arg, order in zip(step.reductions[0].args, product.orders):
+        dims = [{dim: step.dims[dim] for dim in axis} for axis in order]
+        ranges = ranges_of({**dims[0], **dims[1], **trips})
+        filled = zero_filled(arg, context.bounds | ranges, context)
+        assert isinstance(arg, Op), "a step's operand is masked"
+        dtype = stored_type(arg.args[-1])
+        buf = tile_buffer(tile_shape(dims), dtype, context, product.instruction.row_bytes)
+        copy, step = staged(step, arg, buf, order, context.pool)
+        copies.append(in_chunks(copy, filled, context))
+    return copies, step
+
+
+def _products_of_step(
+    nest: Nest, product: MatrixProduct, step: int, copies: Sequence[Nest], context: Context
+) -> list[Nest]:
+    """A step's product as several along the depth: one behind each copy by threads.
+
+    An instruction of several warps reads the whole step from shared memory.
+    """
+    row = product.instruction
+    by_threads = sum(copy.by is not None for copy in copies)
+    count = 1 if row.row_bytes else min(max(by_threads, 1), step // row.shape[-1])
+    length = step // count
+    return [
+        part(nest, product.depth, Affine((), number * length), length, context.pool)
+        for number in range(step // length)
+    ]
 
 
 def _is_in_vectors(copy: Nest) -> bool:

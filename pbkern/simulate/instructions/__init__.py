@@ -1,0 +1,1 @@
+"""PTX instructions as functions of a gang of lanes."""
