@@ -51,6 +51,7 @@ class Machine:
       peak_flops: dtype name -> multiply-adds counted as two, per second, all cores.
       tile_flops: the same of products of tiles, for dtypes of operands that an instruction on tiles multiplies.
       run_bytes: bytes that could have come from memory in the time that a run of neighbours takes to begin.
+      stream_bytes: bytes of a run of neighbours after which memory is read ahead; those before come at half the bandwidth.
       sector_bytes: memory moves multiples of this, and threads ask for it a vector register at a time; 0: caches of a core
         hold what a run leaves of its lines.
       wide_products: whether an instruction multiplies tiles of 256 columns, so that blocks of as many are worth a try.
@@ -83,6 +84,7 @@ class Machine:
     )
     tile_flops: Mapping[str, float] = field(default_factory=dict)
     run_bytes: int = 128
+    stream_bytes: int = 0
     sector_bytes: int = 0
     wide_products: bool = False
     clock_hz: float = 3.7e9

@@ -15,7 +15,8 @@ F32 = np.dtype("float32")
 @pytest.mark.parametrize(("shape", "want"), [
     ((32, 1024), (32, 1040)),  # 4 KB apart
     ((2, 16, 512), (2, 16, 528)),  # 2 KB apart
-    ((8, 1024), (8, 1024)),  # few rows
+    ((3, 1024), (3, 1024)),  # few rows
+        ((8, 1022), (8, 1040)),  # whole vectors, then apart
     ((32, 1000), (32, 1008)),  # whole vectors
     ((32, 1040), (32, 1040)),
 ])  # fmt: skip

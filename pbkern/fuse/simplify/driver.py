@@ -32,6 +32,7 @@ from .powers import write_out
 from .rewrites import REWRITES, UNSAFE, Rewrite, first_of
 from .small_factorisations import factored, in_control_flow
 from .splat_operands import Splat
+from .zero_sums import ZeroSums
 
 CONTROL = ("scan", "while", "cond")
 
@@ -133,6 +134,8 @@ def simplify(
             "mul": factors.mul,
             "div": factors.div,
         }
+        sums_with_zero = ZeroSums(exact["add"], exact["sub"])
+        unsafe |= {"add": sums_with_zero.add, "sub": sums_with_zero.sub}
     if filters:
         known = functools.partial(
             filtered,

@@ -27,6 +27,8 @@ LIVE_VALUES = 3
 # Heavy values (fuse/cost/kinds.py) are not computed more often than this, operations done over
 # operations needed, unless they reduce what a nearest cache holds, as the partial results of a sum.
 RECOMPUTE_LIMIT = 1.3
+# Times that a line that is stored in a block's run moves: it is read first.
+STORE_STARTS = 2
 # Times that all programs together read an element, on average, from which on their blocks overlap.
 OVERLAP = 1.05
 
@@ -208,6 +210,24 @@ def _line_waste(access: Access, shape: Sequence[int], size: int, run_bytes: int)
     return min(least, between)
 
 
+def _slow_part(access: Access, aval, machine: Machine) -> float:
+    """The part of an array's bytes that memory moves at half its bandwidth, as prefetchers do not follow their runs yet.
+
+    Blocks of several runs, parts of rows, start a stream with each. A program that goes on where the one before it ended
+    does not; nor does a slice of almost all of a row, nor what the last cache holds.
+    """
+    run = aval.dtype.itemsize
+    if far_bandwidth(aval.size * run, machine) > machine.dram_bandwidth:
+        return 0.0
+    for axis in reversed(range(len(access))):
+        dim = access[axis]
+        run *= dim.size
+        if dim.size != aval.shape[axis]:
+            is_part = bool(dim.start.terms) and any(outer.size > 1 for outer in access[:axis])
+            return min(machine.stream_bytes / run, 1.0) if is_part and run else 0.0
+    return 0.0
+
+
 def _sector_waste(access: Access, shape: Sequence[int], size: int, machine: Machine) -> float:
     """Bytes of whole sectors per byte of a block, where threads move a vector register of neighbours at a time.
 
@@ -240,7 +260,7 @@ class _Traffic:
     """Bytes between a kernel's programs and memory.
 
     Attributes:
-      reads, stores, rereads, copied: see Terms.
+      reads, stores, rereads, copied: see Terms. Starts of runs count as reads.
       has_halos: whether blocks that move with programs overlap.
       moved: compulsory bytes.
       blocks: bytes of one program's blocks.
@@ -257,9 +277,9 @@ class _Traffic:
 
 def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffic:
     programs, last = math.prod(grid), len(grid) - 1
-    reads = stores = rereads = 0.0
+    reads = stores = rereads = starts = 0.0
     moved = blocks = copied = 0
-    has_halos = False
+    has_halos = has_margins = False
     for var, access in requests.inputs:
         size, block = (
             nbytes(var.aval),
@@ -276,6 +296,7 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
         )  # slices leave the rest where it is
         once = min(size, read, total)  # overlap and half-used lines come from caches
         reads += once / far_bandwidth(size, machine)
+        starts += once * _slow_part(access, var.aval, machine) / machine.dram_bandwidth
         # Programs run along the last grid axis first: what does not depend on it is still in L2.
         stays = (
             not any(span.start.coefficient(last) for span in access)
@@ -287,15 +308,26 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
         if any(span.start.terms for span in access) and (overlaps or _is_turned(access, outputs)):
             copied += block
             has_halos |= overlaps
+            has_margins |= any(_has_margin(span) for span in access)
     for var, access in outputs:
         size = nbytes(var.aval)
         stores += size / far_bandwidth(size, machine)
+        starts += (
+            STORE_STARTS * size * _slow_part(access, var.aval, machine) / machine.dram_bandwidth
+        )
         waste = _sector_waste(access, var.aval.shape, itemsize(var), machine)
         rereads += (
             size * (waste - 1) / machine.l3_bandwidth
         )  # the shared cache joins parts of sectors
         moved, blocks = moved + size, blocks + volume(access) * itemsize(var)
+    # Blocks that do not reach into their neighbours are parts of rows where they have to be, as columns of products are.
+    reads += starts if has_margins else 0.0
     return _Traffic(reads, stores, rereads, copied, has_halos, moved, blocks)
+
+
+def _has_margin(span) -> bool:
+    """Whether a block reaches into the next one along an axis."""
+    return any(0 < step < span.size for _, step in span.start.terms)
 
 
 def _is_turned(access: Access, outputs: Sequence[tuple[jex.Var, Access]]) -> bool:

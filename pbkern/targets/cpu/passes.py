@@ -14,6 +14,7 @@ from pbkern.lower.passes.strips.running_maximum import RunningMaximum
 from pbkern.lower.passes.unswitching import Unswitch
 from pbkern.lower.passes.window_gathers import LoopOverWindowStarts
 from pbkern.targets.cpu.locality.cache_blocking import BlockForCaches
+from pbkern.targets.cpu.locality.window_sums import FactorWindowSums
 from pbkern.targets.cpu.packing.narrow_operands import SinkWideningCasts
 from pbkern.targets.cpu.packing.pack import Pack
 from pbkern.targets.cpu.packing.row_padding import PadScratchRows
@@ -40,6 +41,12 @@ CPU_PASSES = (
         "skip masked strips",
         SkipMaskedStrips(),
         "strips of keys that a mask hides are not computed",
+        when=_reassociates,
+    ),
+    Pass(
+        "factor window sums",
+        FactorWindowSums(),
+        "sums over windows are added along one dimension after the other",
         when=_reassociates,
     ),
     Pass(

@@ -27,6 +27,10 @@ DEFAULT_MULTIPLY_ADD_BITS = 1024
 # 256 to 1024 bytes, 23 KB apart, came at 9 to 14 GB/s on Zen 3 where whole rows came at 18 (26 November 2026),
 # which makes 240 to 360; runs of 512 bytes at 14 where whole rows came at 25 on Zen 4 and Zen 5.
 RUN_BYTES = 300
+# Bytes of a run after which prefetchers follow it. Source: a C program on Zen 4, 27 November 2026, one thread, arrays of
+# 25 MB in blocks of 64 rows: runs of 256 bytes to 8 KB came at 11 to 15 GB/s and were stored at 12, runs of 16 KB at 32,
+# whole rows at 43; of arrays of 6 MB, which the last cache holds, all came at 60 to 75.
+STREAM_BYTES = 8192
 # Most bytes of the last cache that count for one usable core: virtual machines report the whole cache
 # of their host. Source: a softmax of 4096 x 4096 on two cores of a Xeon that reports 480 MB, 25 November
 # 2026: 6.2 to 7.8 ms with this bound, 10.9 without.
@@ -147,6 +151,7 @@ def machine_of(name: str, row: Processor, flags: Collection[str], **known: Any) 
             if has
         },
         run_bytes=RUN_BYTES,
+        stream_bytes=STREAM_BYTES,
         op_cycles=_prices(kind, bits),
         shift_cycles=kind.shift_cycles,
         crossing_accesses=kind.crossing_accesses,

@@ -24,7 +24,9 @@ class PadScratchRows:
     """Gives scratch that the statements alone use other rows."""
 
     fewest_rows: int = threshold(
-        16, "rows of scratch that is padded: fewer fit into the ways of a set"
+        4,
+        "rows of scratch that is padded: fewer fit into the ways of a set. Source: six rows of 2,048 float32 in each of "
+        "three buffers, Zen 4, 27 November 2026: 7.1 ms without, 3.3 with",
     )
 
     set_period: int = threshold(
@@ -56,16 +58,21 @@ class PadScratchRows:
     def _conflicts(self, buf: Buf) -> bool:
         """Whether its rows fall into few cache sets."""
         rows = math.prod(buf.shape[:-1])
-        return rows >= self.fewest_rows and _row_bytes(buf) % self.set_period == 0
+        return rows >= self.fewest_rows and _whole_row_bytes(buf) % self.set_period == 0
 
     def _padded(self, buf: Buf) -> Buf:
-        vectors = -(-_row_bytes(buf) // LINE_VECTOR_BYTES) + self._conflicts(buf)
-        row = vectors * LINE_VECTOR_BYTES // buf.dtype.itemsize
+        row_bytes = _whole_row_bytes(buf) + LINE_VECTOR_BYTES * self._conflicts(buf)
+        row = row_bytes // buf.dtype.itemsize
         return Buf(buf.name, (*buf.shape[:-1], row), buf.dtype, arena=True)
 
 
 def _row_bytes(buf: Buf) -> int:
     return buf.shape[-1] * buf.dtype.itemsize
+
+
+def _whole_row_bytes(buf: Buf) -> int:
+    """Bytes of the whole vectors that a row fills."""
+    return -(-_row_bytes(buf) // LINE_VECTOR_BYTES) * LINE_VECTOR_BYTES
 
 
 def _otherwise_used(stmts: Sequence[Stmt]) -> set[Buf]:

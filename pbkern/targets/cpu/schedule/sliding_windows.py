@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from pbkern.core.affine import Affine
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index, is_written
@@ -128,7 +130,11 @@ class Visits:
 
     def _arithmetic(self, values: Iterable[tuple[Expr, Point]], core: Vectors) -> float:
         """Sums have pipes of their own, one of them for shifts as well; products, too, and products with sums."""
-        names = [expr.info.primitive for expr, _ in values if isinstance(expr, Op)]
+        names = [
+            expr.info.primitive
+            for expr, _ in values
+            if isinstance(expr, Op) and not _keeps_its_operand(expr)
+        ]
         products, sums = names.count("mul"), sum(name in ("add", "sub") for name in names)
         both = min(products, sums)
         shifts = core.shift_cycles * sum(
@@ -155,6 +161,15 @@ class Visits:
             )
             waiting += [(arg, place) for arg in expr.args for place in places]
         return visits
+
+
+def _keeps_its_operand(expr: Op) -> bool:
+    """Whether rounding keeps all bits: code has nothing for it."""
+    if expr.info.primitive != "reduce_precision":
+        return False
+    of_type = np.finfo(expr.dtype)
+    bits = expr.info.params["exponent_bits"], expr.info.params["mantissa_bits"]
+    return bits[0] >= of_type.nexp and bits[1] >= of_type.nmant
 
 
 class Chunk(NamedTuple):
