@@ -125,10 +125,17 @@ class SimtNestEmitter(Expressions):
             self._keep_inside(inner, tile)
         sectors = mapping.sectors if mapping.team == 1 else None
         is_point = self._from_sector(inner, sectors) if sectors else None
-        if is_point is None:
+        if sectors is None or is_point is None:
             self._point(walk, inner, mapping, live)
         else:
-            self.text.when(inner, is_point, lambda body: self._point(walk, body, mapping, live))
+            dim = sectors.dim
+
+            def inside(body: Block) -> None:
+                # Loads of the place belong where there is one: others may lie outside of an array.
+                body.values[dim] = inner.values[dim]
+                self._point(walk, body, mapping, live)
+
+            self.text.when(inner, is_point, inside)
         block.take(inner)
 
     def _from_sector(self, block: Block, sectors: WholeSectors) -> str | None:
