@@ -62,10 +62,10 @@ class Online:
     Attributes:
       columns: number of reduced elements.
       chunk_columns: how many of them a chunk has.
-      level: the equation of the maximum m = reduce_max(x); None: there is no first pass.
+      level: the equation of the maximum m = reduce_max(x); None: the first pass, if any, makes sums that need none.
       function: "exp", or "exp2".
       sums: equations linear in exp(x - m), each with the dimension of x per dimension of its
-        result.
+        result; any, without a maximum.
       before: equations that x and the sums' operands need.
       totals: equations of the second pass.
       again: equations that the totals' operands need, given m and the sums.
@@ -148,7 +148,8 @@ def find_online(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | Non
                 beside = _beside(by_axis, axis, shape) if are_tiles else 1
                 if columns < 2 * chunk:
                     continue
-                chunked = _complete(eqns, outputs, columns, _FirstPass(), totals, chunk, beside)
+                sums_first = _plain_sums(eqns, totals) if are_tiles else _FirstPass()
+                chunked = _complete(eqns, outputs, columns, sums_first, totals, chunk, beside)
                 if chunked and any(eqn.primitive.name in EXPONENTIALS for eqn in chunked.again):
                     return chunked
     return None
@@ -169,6 +170,18 @@ class _FirstPass:
     function: str = ""
     sums: tuple[tuple[jex.JaxprEqn, Places], ...] = ()
     before: tuple = ()
+
+
+def _plain_sums(eqns: Sequence, totals: Sequence) -> _FirstPass:
+    """A first pass that makes the sums that other sums need, as the gradient of softmax needs its row sums."""
+    summed = {total.outvars[0] for total in totals}
+    needed: set = set()
+    for total in totals:
+        cone = leading_to(eqns, set(atoms(total)))
+        needed |= summed & {var for eqn in cone for var in eqn.outvars}
+    sums = [total for total in totals if total.outvars[0] in needed]
+    before = leading_to(eqns, {atom for total in sums for atom in atoms(total)})
+    return _FirstPass(sums=tuple((total, ()) for total in sums), before=tuple(before))
 
 
 def _complete(
@@ -200,6 +213,8 @@ def _complete(
     totals = [total for total in totals if total.outvars[0] in needed]
     second = {total.outvars[0] for total in totals}
     again = leading_to(eqns, {atom for total in totals for atom in atoms(total)}, first)
+    if level is None and any(var in first for eqn in before for var in eqn.outvars):
+        return None
     products = any(
         eqn.primitive.name == "dot_general"
         for eqn in (*totals, *again, *before, *(summed for summed, _ in sums))

@@ -54,6 +54,7 @@ def kernel_terms(
     costs: CostModel,
     parts: Mapping[object, float] = MappingProxyType({}),
     repeated_steps: Collection[int] = (),
+    stores_parts: bool = False,
 ) -> Terms | None:
     """Terms of a kernel; arguments as of CostModel.kernel_cost. `costs`: the prices of steps on this machine."""
     programs = math.prod(grid)
@@ -86,7 +87,8 @@ def kernel_terms(
         if not stored.isdisjoint(step.eqn.outvars):
             part = parts.get(step.eqn.outvars[0], 1)
             # Chunks between products that stream their operands stay in registers.
-            temporaries += 0 if streams and part < 1 else price.block_bytes
+            is_held = streams and part < 1 and not stores_parts
+            temporaries += 0 if is_held else price.block_bytes
             sizes.append(int(price.block_bytes * part))
     traffic = _traffic(requests, outputs, grid, machine, priced.tables)
     scratch = sum(sorted(sizes)[-LIVE_VALUES:])
