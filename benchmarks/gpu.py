@@ -44,7 +44,7 @@ def codes(w: Workload, target: str, device: str) -> Iterator:
 
 
 def assemble(names: list[str], architectures: Sequence[str] = ARCHITECTURES) -> int:
-    """A row per kernel and architecture; the number of kernels that spill registers."""
+    """A row per kernel and architecture; the number of kernels that spill registers or of which the assembler warns."""
     targets = {
         device: "amdgpu" if device.startswith("gfx") else "nvgpu" for device in architectures
     }
@@ -59,18 +59,23 @@ def assemble(names: list[str], architectures: Sequence[str] = ARCHITECTURES) -> 
     print(
         f"{'workload':22} {'kernel':36} {'architecture':12} {'registers':>9} {'spilled':>8} {'shared':>8} {'global':>10}"
     )
-    spilled = 0
+    rows = spilled = warned = 0
     for name in names:
         for device, target in targets.items():
             for code in codes(WORKLOADS[name], target, device):
                 a, f = code.assembled, code.function
+                rows += 1
                 spilled += a.spill_bytes > 0
+                warnings = getattr(a, "warnings", ())  # of ptxas; lld has none
+                warned += bool(warnings)
                 print(
                     f"{name:22} {f.name[:36]:36} {device:12} {a.registers:9} {a.spill_bytes:8} {f.shared_bytes:8} "
                     f"{f.global_bytes * f.blocks:10}"
                 )
-    print(f"{spilled} kernels spill registers")
-    return spilled
+                for warning in warnings:
+                    print(f"    {warning}")
+    print(f"{rows} kernels: {spilled} spill registers, assemblers warn of {warned}")
+    return spilled + warned
 
 
 # --- what the simulator counts --------------------------------------------------------------------------------------

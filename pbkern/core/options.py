@@ -34,7 +34,8 @@ class CompileOptions:
       target: "cpu" | "nvgpu" | "amdgpu", default "cpu". The hardware to compile for.
       mm_conv_precision_mode: None | "fp16" | "fp32" | "int32" | "mixed_fp16_fp32" | "mixed_int8_int32", default None. None:
         the precision that operand and result types dictate; on GPUs, unless polyblocks_gpu_no_tensor_core is set,
-        "mixed_fp16_fp32" for products of float32, and of complex64, whose own `precision` does not ask for more. Otherwise
+        "mixed_fp16_fp32" for products of float32, and of complex64, whose own `precision` does not ask for more; with
+        bfloat16 in place of float16 where an operand has that type, or was widened from it. Otherwise
         operands of every matmul and convolution are converted to the first type, sums are of the last, and the result is
         converted back to the type it had: with
         "fp16", a sum beyond 65504 is infinite and others have 11 bits. The CPU, which has no sums of float16, adds in

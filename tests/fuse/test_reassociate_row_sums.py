@@ -87,6 +87,20 @@ def crossed(p, g, v):
     return o, (p * jnp.einsum("bqd,bkld->bqkl", g, v)).sum((2, 3))
 
 
+def rounded(p, g, v):
+    """Weights are rounded before they are multiplied, and so is the derivative of rounded weights."""
+    short = jnp.bfloat16
+    o = jnp.einsum("bqk,bkd->bqd", p.astype(short).astype(jnp.float32), v)
+    d_p = jnp.einsum("bqd,bkd->bqk", g, v).astype(short).astype(jnp.float32)
+    return o, (p * d_p).sum(-1)
+
+
+def known_in_fewer_bits(p, g, v):
+    """The known product is rounded, and the other one is not."""
+    o = jnp.einsum("bqk,bkd->bqd", p, v, preferred_element_type=jnp.bfloat16)
+    return o, (p * jnp.einsum("bqd,bkd->bqk", g, v)).sum(-1)
+
+
 def rewritten(f):
     """(what a function does, with the sum rewritten if it can be; whether it was). Looked for only beside exponentials."""
     args = rand(2, 6, 40), rand(2, 6, 2, seed=1), rand(2, 40, 2, seed=2)
@@ -110,7 +124,17 @@ def test_the_product_is_left_out(f):
 
 @pytest.mark.parametrize(
     "f",
-    [by_columns, of_another, weighed, unknown, other_pairs, not_summed, beside_columns, crossed],
+    [
+        by_columns,
+        of_another,
+        weighed,
+        unknown,
+        other_pairs,
+        not_summed,
+        beside_columns,
+        crossed,
+        known_in_fewer_bits,
+    ],
 )
 def test_other_sums_stay(f):
     assert not rewritten(f)[-1]
@@ -144,3 +168,41 @@ def test_gradients_of_attention_use_its_result():
         want = jax.jit(gradient)(*(np.asarray(a, np.float64) for a in args))
     for a, b in zip(pbkern.jit(gradient)(*args), want):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
+
+
+def gradient_of_softmax(p, g, v):
+    """What it subtracts from rounded derivatives is their sum: zero is left where a row has one weight."""
+    o = jnp.einsum("bqk,bkd->bqd", p.astype(jnp.bfloat16).astype(jnp.float32), v)
+    d_p = jnp.einsum("bqd,bkd->bqk", g, v).astype(jnp.bfloat16).astype(jnp.float32)
+    return o, p * d_p - (p * d_p).sum(-1, keepdims=True)
+
+
+def test_rounding_does_not_hide_a_product():
+    """Its error is that of weights of 8 bits, whose products' magnitudes add up to this."""
+    _closed, made, args, left_out = rewritten(rounded)
+    assert left_out
+    p, g, v = (np.asarray(a, np.float64) for a in args)
+    p = np.exp(p)
+    _, total = jex.jaxpr_as_fun(made)(*args)
+    want = (p * np.einsum("bqd,bkd->bqk", g, v)).sum(-1)
+    magnitude = (p * np.einsum("bqd,bkd->bqk", abs(g), abs(v))).sum(-1)
+    assert (np.abs(total - want) < 2.0**-8 * magnitude).all()
+
+
+def test_rounding_that_is_asked_for_stays():
+    class Emulated:
+        rounds = True
+
+    closed, *_ = rewritten(rounded)
+    made = SumResults()(closed, Emulated())
+    assert str(made.jaxpr).count("dot_general[") == str(closed.jaxpr).count("dot_general[")
+
+
+def test_derivatives_are_not_rounded_beside_a_sum_that_is_not():
+    closed, made, *_ = rewritten(gradient_of_softmax)
+    conversions = [
+        [e for e in jaxpr.eqns if e.primitive.name == "convert_element_type"]
+        for jaxpr in (closed.jaxpr, made.jaxpr)
+    ]
+    assert [e.invars[0].aval.shape for e in conversions[0]].count((2, 6, 40)) == 4
+    assert [e.invars[0].aval.shape for e in conversions[1]].count((2, 6, 40)) == 2, "of the weights"

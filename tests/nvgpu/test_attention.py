@@ -10,15 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend import core as jex
 
 import pbkern
 import pbkern.nvgpu
+from pbkern.core.jaxprs import equations
+from pbkern.core.options import CompileOptions
+from pbkern.lower.kernel_nests import kernel_nests
 from pbkern.lower.nest.ir import For, Nest, every
+from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.simulate.launches import simulate_ptx
 from pbkern.targets.nvgpu import compile as codegen
 from pbkern.targets.nvgpu import program, ptxas
+from pbkern.targets.nvgpu.backend import NvgpuBackend
 from pbkern.targets.nvgpu.devices import device_kind
 from pbkern.targets.simt.emit.kernel import emit
+from pbkern.targets.simt.passes import THREAD_PASSES
 
 from .test_matrix_products import SM_80, nests_of, simulated
 
@@ -403,19 +410,41 @@ def test_gradients_of_many_heads(case):
         assert error < 2 * step * np.abs(want).max()
 
 
+def stored_before_the_last_loop(kernel) -> int:
+    """Results that a kernel's body stores before its last loop."""
+    jaxpr = kernel.body.jaxpr
+    results = jaxpr.invars[len(kernel.inputs) :][: len(kernel.outputs)]
+    last = max(n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in ("while", "scan"))
+    stores = [eqn for eqn in jaxpr.eqns[:last] if eqn.primitive.name == "swap"]
+    return len({eqn.invars[0] for eqn in stores} & set(results))
+
+
 @pytest.mark.parametrize(
     "seen", ["all", *(pytest.param(x, marks=pytest.mark.slow) for x in ("causal", "window"))]
 )
-def test_gradients_are_two_kernels_without_scratch_in_memory(seen):
-    """Beside that of the result: one by queries, one by keys and values, whose scores have rows of keys."""
+def test_results_and_gradients_are_two_kernels_without_scratch_in_memory(seen):
+    """The result with the gradient by queries, and those by keys and values, whose scores have rows of keys.
+
+    Row sums of gradients are those of the result: no product is computed for them. What has been stored of the result takes no
+    registers while the gradient is computed.
+    """
     made = Gradients(1024, seen=seen, heads=16).kernels()
-    assert sorted(len(kernel.outputs) for kernel, _ in made) == [1, 2, 4]
-    for _, nests in made:
+    assert sorted(len(kernel.outputs) for kernel, _ in made) == [2, 5]
+    for kernel, nests in made:
+        products = [e for e in equations(kernel.body.jaxpr) if e.primitive.name == "dot_general"]
+        assert len(products) == (2 + 3 if len(kernel.outputs) == 5 else 4)
+        if len(kernel.outputs) == 5:
+            assert stored_before_the_last_loop(kernel) == 4, "all but the gradient"
         leaves = [stmt for stmt in every(nests.cases[0].statements) if isinstance(stmt, Nest)]
         touched = {access.buf for nest in leaves for access in (*nest.loads(), *nest.stores)}
         in_memory = {buf for buf in touched if buf.arena and buf.space != "registers"}
         assert {buf.space for buf in in_memory} == {"shared"}
-        assert {buf.dtype.itemsize for buf in in_memory} == {2}, "operands alone"
+        assert {buf.dtype.name for buf in in_memory} == {"bfloat16"}, "operands as they are"
+        tiles = {buf for buf in in_memory if buf.space == "shared"}
+        # Queries, and what is given of the result's derivative; keys and values of either pass.
+        assert len(tiles) == (6 if len(kernel.outputs) == 5 else 4), (
+            "one for all of an operand's products"
+        )
         assert all(nest.by for nest in leaves if any(x.is_product for x in nest.reductions))
         function = emit(nests, "k")
         assert function.global_bytes == 0
@@ -468,6 +497,93 @@ def test_no_architecture_stores_scores(device, tokens, width, dtype):
     assert max(stored) <= 128 * width
 
 
+def halves(case):
+    """The calls that JAX makes for a compiled function and its gradients: the forward half, the backward one."""
+    attended = pbkern.jit(case.attended, compile_options={"target": "nvgpu"})
+
+    def both(q, k, v, d_out):
+        out, back = jax.vjp(attended, q, k, v)
+        return out, *back(d_out)
+
+    return jax.make_jaxpr(both)(*case.types).jaxpr
+
+
+def compiled_call(eqn):
+    function = jex.jaxpr_as_fun(eqn.params["jaxpr"])
+    return pbkern.jit(lambda *args: function(*args), compile_options={"target": "nvgpu"})
+
+
+@pytest.mark.parametrize("seen", ["all", "causal"])
+def test_the_gradient_of_a_compiled_function_is_two_kernels(seen):
+    """Its row sums, which need the forward half's product, are a pass of the kernel by queries."""
+    case = Gradients(1024, seen=seen, heads=16)
+    _, backward = halves(case).eqns
+    types = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in backward.invars]
+    made = [kernel for kernel in compiled_call(backward).kernels(*types) if "dot" in kernel.name]
+    assert sorted(len(kernel.outputs) for kernel in made) == [2, 2]
+    for kernel in made:
+        function = emit(nests_of(kernel), "k")
+        assert function.global_bytes == 0
+        assert function.shared_bytes <= 100 << 10
+        if ptxas.find() is not None:
+            text = codegen.ptx(codegen.llvm_ir(function), SM_80)
+            assert ptxas.assemble(text, "sm_80").spill_bytes == 0
+
+
+@pytest.mark.slow
+def test_gradients_of_a_compiled_function():
+    """The blocks of the first head are simulated."""
+    case = Gradients(1024, seen="causal", heads=16)
+    arrays, jaxpr = case.arrays(), halves(case)
+    values = dict(zip(jaxpr.invars, arrays))
+
+    def of_one_head(ptx, grid, *args, **options):
+        return simulate_ptx(ptx, grid // case.heads, *args, **options)
+
+    with mock.patch.object(program, "simulate_ptx", of_one_head):
+        for eqn in jaxpr.eqns:
+            found = pbkern.simulate(compiled_call(eqn), *(values[var] for var in eqn.invars))
+            values.update(zip(eqn.outvars, map(np.asarray, found.results)))
+    exact = replace(case, heads=1).wanted(*(x[:1] for x in arrays))
+    for var, want in zip(jaxpr.outvars, exact):
+        error = np.abs(np.asarray(values[var][:1], np.float64) - want).max()
+        assert error < 2 * 2.0**-8 * np.abs(want).max()
+
+
+# Device, tokens and type; heads of 16, or 4 of keys that share 4 of queries each.
+SHAPES = [
+    ("sm_80", 1024, "bfloat16"),
+    ("sm_90a", 1024, "bfloat16"),
+    ("sm_100", 4096, "bfloat16"),
+    ("sm_120", 4096, "float16"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "tokens", "dtype"), SHAPES)
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("seen", ["all", "causal", "window", "grouped"])
+def test_no_device_needs_more_than_three_kernels(device, tokens, dtype, width, seen):
+    """One forward, two backward at most, of 100 KB of shared memory, and none in global memory; nothing is spilled."""
+    heads = (4, 4) if seen == "grouped" else (16,)
+    shapes = [(*heads, tokens, width), *[(heads[0], tokens, width)] * 2, (*heads, tokens, width)]
+    types = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    f = grouped_gradients if seen == "grouped" else Gradients(tokens, dtype, seen)
+    compiled = pbkern.jit(f, compile_options={"target": "nvgpu", "device": device})
+    products = [kernel for kernel in compiled.kernels(*types) if "dot" in kernel.name]
+    assert len(products) <= 3
+    backend = NvgpuBackend(device_kind(device))
+    for kernel in products:
+        options = backend.build_options(kernel, CompileOptions(target="nvgpu", device=device))
+        nests = kernel_nests(kernel, options).after((*SHARED_PASSES, *THREAD_PASSES))
+        function = emit(nests, "k")
+        assert function.global_bytes == 0
+        assert function.shared_bytes <= 100 << 10
+        if ptxas.find() is not None:
+            text = codegen.ptx(codegen.llvm_ir(function), device_kind(device))
+            assert ptxas.assemble(text, device).spill_bytes == 0
+
+
 def grouped_gradients(q, k, v, d_out):
     """Causal attention of heads of queries that share keys, and its gradients."""
 
@@ -492,7 +608,7 @@ def test_gradients_of_grouped_heads_stay_in_registers(device):
     types = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in GROUPED]
     f = pbkern.jit(grouped_gradients, compile_options={"target": "nvgpu", "device": device})
     made = [kernel for kernel in f.kernels(*types) if "dot" in kernel.name]
-    assert len(made) == 3
+    assert len(made) == 2
     for kernel in made:
         function = emit(nests_of(kernel), "k")
         assert function.global_bytes == 0

@@ -274,9 +274,9 @@ def step_of(listing: str) -> list[str]:
 
 
 STEPS = {
-    "bfloat16": (lambda turned: Product(4096, 4096, 4096, turned=(False, turned)).kernel(), 105),
-    "float32": (lambda turned: staged("float32", turned), 157),
-    "bytes with scales": (lambda turned: staged("int8", turned), 157),
+    "bfloat16": (lambda turned: Product(4096, 4096, 4096, turned=(False, turned)).kernel(), 95),
+    "float32": (lambda turned: staged("float32", turned), 120),
+    "bytes with scales": (lambda turned: staged("int8", turned), 150),
 }
 
 
@@ -379,6 +379,25 @@ def test_float32_operands_are_rounded_to_halves_unless_options_say_otherwise(nam
     assert np.abs(want - exact).max() < 2 * bound
 
 
+@pytest.mark.parametrize("steps", [4, 63, 64, 65])
+def test_loops_of_any_number_of_steps_convert_operands(steps):
+    """Long ones load the last step once more where none follows, short ones do not."""
+    case = Product(64, 64, 32 * steps - 7, "float32", block=(64, 64), warps=4, rounded=True)
+    kernel = case.kernel()
+    arrays, nests = case.arrays(kernel), nests_of(kernel)
+    loops = [
+        stmt
+        for stmt in every(nests.cases[0].statements)
+        if isinstance(stmt, For) and stmt.trips == steps
+    ]
+    assert len(loops) == 1
+    assert ("= min(" in str(nests)) == (steps >= 64)
+    want = case.wanted(*arrays)
+    np.testing.assert_allclose(nests.interpret(*arrays)[0], want, rtol=1e-5, atol=1e-3)
+    result, *_ = simulated(nests, arrays)
+    np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_the_default_mode_leaves_other_types_alone(dtype):
     with jax.enable_x64(True):
@@ -392,6 +411,39 @@ def test_the_default_mode_leaves_other_types_alone(dtype):
         np.testing.assert_allclose(
             got, wide @ wide, rtol=2 * step, atol=1e-13 if dtype == "float64" else 70 * 2.0**-20
         )
+
+
+WIDENED = {
+    "both were bfloat16": (("bfloat16", "bfloat16"), "bf16"),
+    "both were float16": (("float16", "float16"), "f16"),
+    "one is float32": (("float32", "bfloat16"), "bf16"),
+    "one was float16": (("float16", "float32"), "f16"),
+}
+
+
+@pytest.mark.parametrize("name", WIDENED)
+def test_operands_that_were_bfloat16_keep_its_range(name):
+    """In float16, 1e6 is infinite, and 1e-9 is zero: sums of 70 products are 70 times as large as they are here."""
+    types, multiplied = WIDENED[name]
+    scales = (1e6, 1e-9) if multiplied == "bf16" else (1, 1)
+    rng = np.random.default_rng(0)
+    a, b = (
+        (scale * rng.standard_normal((128, 128))).astype(jnp.dtype(dtype))
+        for scale, dtype in zip(scales, types)
+    )
+
+    def f(a, b):
+        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+        return jnp.matmul(a.T, b[::-1])  # conversions are seen through views
+
+    compiled = pbkern.jit(f, compile_options={**GPU, "device": "a100"})
+    ptx = compiled.as_text(a, b, stage="ptx")
+    assert set(re.findall(r"mma\.sync\.aligned\.\S*f32\.(\w+)\.\w+\.f32", ptx)) == {multiplied}
+    want = a.astype(np.float64).T @ b.astype(np.float64)[::-1]
+    magnitude = np.abs(a.astype(np.float64)).T @ np.abs(b.astype(np.float64))[::-1]
+    exact = "float32" not in types
+    step = 128 * 2.0**-24 if exact else 2.0**-8 if multiplied == "bf16" else 2.0**-11
+    assert (np.abs(pbkern.simulate(compiled, a, b).results - want) <= step * magnitude).all()
 
 
 @pytest.mark.parametrize("precision", ["highest", "float32", lax.Precision.HIGH])

@@ -191,6 +191,20 @@ def test_blocks_of_a_transpose_are_turned_whole():
     assert kernel.grid == (11, 5)
 
 
+def test_places_behind_the_ends_of_rows_load_nothing():
+    """Rows of 130 begin amid sectors: threads count more places than there are, and a copy ends behind its last row."""
+
+    def weights(x):
+        row, key = (jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis in (1, 2))
+        scores = jnp.where(row >= key, 0.125 * x, -jnp.inf)
+        return jnp.exp(scores - scores.max(-1, keepdims=True)), row >= key
+
+    (x,) = arrays([(1, 130, 130)])
+    found = pbkern.simulate(pbkern.jit(weights, compile_options=GPU), x)
+    for got, want in zip(found.results, weights(x.astype(np.float64))):
+        np.testing.assert_allclose(got, want, atol=1e-6)
+
+
 @pytest.mark.parametrize(("rows", "programs"), [(64, 512), (528, 528)])
 def test_rows_are_cut_into_chunks_worth_a_program(rows, programs):
     """Rows that fill the device are not cut; others are, but not into a chunk for each program of the device."""

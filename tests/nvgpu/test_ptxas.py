@@ -85,6 +85,20 @@ def test_machine_code_as_text(tmp_path, monkeypatch):
     assert made == ptxas.Cubin(b"-arch=sm_80\n", 17, 32, 128)
 
 
+def test_what_ptxas_warns_of_is_kept(tmp_path, monkeypatch):
+    slow = "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to a call"
+    path = tool(
+        tmp_path,
+        text=f'[ "$1" = --version ] && echo 1.0 && exit 0\necho code > $5\n'
+        f"echo '{slow}' >&2\necho 'ptxas info : Used 17 registers' >&2\necho 'ptxas warning : old' >&2",
+    )
+    monkeypatch.setattr(ptxas, "find", lambda: path)
+    with pbkern.config.override(cache=False):
+        made = ptxas.assemble("anything", "sm_90a")
+    assert made.warnings == (slow, "ptxas warning : old")
+    assert ptxas.Cubin.of_entry(made.entry()) == made
+
+
 def test_a_kernel_that_spills_is_assembled_for_fewer_resident_blocks(tmp_path, monkeypatch):
     """The tool of this test has registers for two blocks, and writes the number of blocks."""
     text = (

@@ -18,6 +18,7 @@ from pbkern._jax import bind_again
 from pbkern.core.errors import OptionError
 from pbkern.fuse.cost.kinds import CONTRACTIONS
 from pbkern.fuse.simplify.driver import retrace
+from pbkern.fuse.simplify.facts import Notes
 
 # mode -> (kind of operands it applies to, dtype of multiplication, dtype of addition)
 MODES = {
@@ -27,6 +28,10 @@ MODES = {
     "int32": (jnp.integer, jnp.int32, jnp.int32),
     "mixed_int8_int32": (jnp.integer, jnp.int8, jnp.int32),
 }
+# Floats of 16 bits.
+SHORT = frozenset(("float16", "bfloat16"))
+# Views of one operand through which conversions are seen.
+FOLLOWED_VIEWS = ("broadcast_in_dim", "reshape", "rev", "slice", "squeeze", "transpose")
 # The default of targets whose matrix instructions multiply float16.
 MATRIX_MODE = "mixed_fp16_fp32"
 
@@ -37,7 +42,8 @@ def set_precision(
     """The jaxpr with its contractions in the given mode. Raises OptionError for an unknown one.
 
     `is_default`: nobody has asked for the mode, so that it applies to operands of float32 alone, and only where the
-    contraction's own `precision` does not ask for more.
+    contraction's own `precision` does not ask for more. Operands that were all widened from one type of 16 bits are multiplied
+    in that type, which loses nothing. Where one operand is or was bfloat16, so are all: float16 lacks the range of its numbers.
     """
     if mode is None:
         return closed
@@ -46,18 +52,44 @@ def set_precision(
             f"mm_conv_precision_mode {mode!r} is unknown", hint=f"one of {', '.join(MODES)}"
         )
     kind, multiply, add = MODES[mode]
+    notes = Notes()
+
+    def convert(eqn, operands):
+        """A float of 16 bits, as float32, is noted with what it was."""
+        (x,) = operands
+        is_wider = x.dtype.name in SHORT and eqn.params["new_dtype"] == jnp.float32
+        return notes.bound("widened", eqn, operands, x) if is_wider else None
+
+    def view(eqn, operands):
+        """A view of what was widened is the same view of what it was."""
+        before = notes.find("widened", operands[0])
+        if before is None or len(operands) > 1:
+            return None
+        return notes.bound("widened", eqn, operands, *bind_again(eqn, before))
 
     def rewrite(eqn, operands):
         if not all(jnp.issubdtype(operand.dtype, kind) for operand in operands):
             return None
         if is_default and not _is_open(eqn):
             return None
-        narrow = [lax.convert_element_type(operand, multiply) for operand in operands]
+        dtype = multiply
+        if is_default:
+            operands = [(notes.find("widened", x) or (x,))[0] for x in operands]
+            dtype = _multiplied({x.dtype.name for x in operands}, multiply)
+        narrow = [lax.convert_element_type(operand, dtype) for operand in operands]
         params = {**eqn.params, "preferred_element_type": np.dtype(add)}
         (result,) = bind_again(eqn, narrow, params)
         return [_rounded(lax.convert_element_type(result, eqn.outvars[0].aval.dtype), add)]
 
-    return retrace(closed, dict.fromkeys(CONTRACTIONS, rewrite))
+    rewrites: dict = dict.fromkeys(CONTRACTIONS, rewrite)
+    if is_default:
+        rewrites |= {"convert_element_type": convert, **dict.fromkeys(FOLLOWED_VIEWS, view)}
+    return retrace(closed, rewrites)
+
+
+def _multiplied(types: set[str], multiply: Any) -> Any:
+    """The type of a product of floats, which are no wider than float32, in a default mode."""
+    return jnp.bfloat16 if "bfloat16" in types else multiply
 
 
 def _is_open(eqn: jex.JaxprEqn) -> bool:

@@ -5,15 +5,21 @@
 Attention's gradient has such sums: each goes over a row of scores, and becomes one over a row of
 the result. Two of the gradient's products disappear. Source: Dao et al. 2022, "FlashAttention",
 section B.4.
+
+Conversions between float32 and floats of 16 bits do not hide such sums: weights are rounded before they are multiplied,
+and so are derivatives of rounded weights. The new sum is of derivatives that are not rounded. Elsewhere these are then not
+rounded, either: the gradient of softmax is a difference of each of them and the sum, which is zero where a row has one key.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
@@ -22,6 +28,9 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
+
+# Types between which values are followed, rounded or not.
+FOLLOWED = frozenset(("float32", "float16", "bfloat16"))
 
 
 @dataclass(frozen=True)
@@ -35,8 +44,14 @@ class SumResults:
     def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
         if not primitive_names(closed) >= {"exp", "dot_general", "reduce_sum", "mul"}:
             return closed
-        seen = _Reassociation(self)
-        names = ("mul", "div", "transpose", "dot_general", "reduce_sum")
+        names = ["mul", "div", "transpose", "dot_general", "reduce_sum"]
+        if not getattr(options, "rounds", False):
+            names.append("convert_element_type")
+        first = _Reassociation(self)
+        rewritten = retrace(closed, {name: getattr(first, name) for name in names})
+        if not first.rounded:
+            return rewritten
+        seen = _Reassociation(self, first.rounded)
         return retrace(closed, {name: getattr(seen, name) for name in names})
 
 
@@ -87,10 +102,14 @@ class _Factors:
 
 
 class _Reassociation:
-    """Remembers, by value: factors, products, transposes."""
+    """Remembers, by value: factors, products, and of which values others are transposes and conversions."""
 
-    def __init__(self, limits: SumResults) -> None:
+    def __init__(self, limits: SumResults, unrounded: frozenset[int] = frozenset()) -> None:
+        """`unrounded`: ids of conversions back to the type of a product, which give the product itself."""
         self.limits = limits
+        self.unrounded = unrounded
+        # Ids of such conversions of products that are reassociated.
+        self.rounded: frozenset[int] = frozenset()
         self.notes = Notes()
         self.products: list[_Product] = []
 
@@ -99,6 +118,10 @@ class _Reassociation:
             return _Factors((), (x,))
         factors = self.notes.find("factors", x)
         return factors[0] if factors else _Factors((x,))
+
+    def _origin(self, x) -> tuple[Any, tuple[int, ...]]:
+        """(the value of which x is a transpose or a conversion, its dimension for each dimension of x)."""
+        return self.notes.find("origin", x) or (x, tuple(range(x.ndim)))
 
     def mul(self, eqn, operands):
         shape = eqn.outvars[0].aval.shape
@@ -125,12 +148,24 @@ class _Reassociation:
         )
 
     def transpose(self, eqn, operands):
-        order = eqn.params["permutation"]
-        x, before = self.notes.find("transposed", operands[0]) or (
-            operands[0],
-            range(operands[0].ndim),
-        )
-        return self.notes.bound("transposed", eqn, operands, x, tuple(before[dim] for dim in order))
+        x, before = self._origin(operands[0])
+        order = tuple(before[dim] for dim in eqn.params["permutation"])
+        (result,) = self.notes.bound("origin", eqn, operands, x, order)
+        conversion = self.notes.find("conversion", operands[0])
+        return self.notes.note("conversion", result, *conversion) if conversion else [result]
+
+    def convert_element_type(self, eqn, operands):
+        types = {operands[0].dtype.name, np.dtype(eqn.params["new_dtype"]).name}
+        if not types <= FOLLOWED:
+            return None
+        origin, order = self._origin(operands[0])
+        if id(eqn) in self.unrounded:
+            return [lax.transpose(origin, order)]
+        (result,) = self.notes.bound("origin", eqn, operands, origin, order)
+        if origin.dtype == result.dtype and origin is not operands[0]:
+            self.notes.note("conversion", result, id(eqn))
+        factors = self.notes.find("factors", operands[0])
+        return self.notes.note("factors", result, *factors) if factors else [result]
 
     def dot_general(self, eqn, operands):
         result = eqn.primitive.bind(*operands, **eqn.params)
@@ -147,19 +182,22 @@ class _Reassociation:
             or not jnp.issubdtype(operands[0].dtype, jnp.floating)
         ):
             return None
-        axes, shape = eqn.params["axes"], operands[0].shape
+        axes = eqn.params["axes"]
         if any(
             jnp.ndim(x) and any(x.shape[axis] != 1 for axis in axes)
             for x in (*factors[0].over, *factors[0].under)
         ):
             return None
         for p, y in (factors[0].whole, factors[0].whole[::-1]):
-            y, order = self.notes.find("transposed", y) or (y, range(len(shape)))
+            conversion = self.notes.find("conversion", y) or ()
+            y, order = self._origin(y)
             product = self.notes.find("product", y)
             for side in (0, 1) if product else ():
                 total = self._over_results(p, product[0], side, order, axes)
                 if total is not None:
-                    return [_scaled(total, factors[0], axes)]
+                    self.rounded |= frozenset(conversion)
+                    total = _scaled(total, factors[0], axes)
+                    return [lax.convert_element_type(total, eqn.outvars[0].aval.dtype)]
         return None
 
     def _over_results(
@@ -183,33 +221,39 @@ class _Reassociation:
             if (
                 of_known is not None
                 and _has(of_known, order)
-                and known.result.dtype == g.dtype == p.dtype
+                and _is_as_exact(known.result, product.result, p)
             ):
+                dtype = jnp.float32 if p.dtype.name in FOLLOWED else p.dtype
                 left, right = (
-                    lax.transpose(x, [labels.index(dim) for dim in order])
-                    for x, labels in ((g, of_g), (known.result, of_known))
+                    _as(lax.transpose(x, [labels.index(dim) for dim in order]), dtype)
+                    for x, labels in ((self._unrounded(g), of_g), (known.result, of_known))
                 )
                 return lax.reduce_sum(
                     lax.mul(left, right), tuple(range(len(order) - len(contracted), len(order)))
                 )
         return None
 
+    def _unrounded(self, x):
+        """The value before conversions, in the order of dimensions that it has now."""
+        origin, order = self._origin(x)
+        return lax.transpose(origin, order)
+
     def _labels_of(self, known: _Product, p, v, of_v: tuple) -> tuple | None:
         """Labels of the result of `known`, if it is a product of p and v with these labels; else None."""
+        (origin, place), (values, place_of_v) = self._origin(p), self._origin(v)
         for side in (0, 1):
-            x, order = self.notes.find("transposed", known.operands[side]) or (
-                known.operands[side],
-                range(p.ndim),
-            )
-            if x is not p or known.operands[1 - side] is not v:
+            x, order = self._origin(known.operands[side])
+            y, order_of_y = self._origin(known.operands[1 - side])
+            if x is not origin or y is not values:
                 continue
-            labels = dict(zip(known.labels[side], order)) | {
-                x: label
-                for x, label in zip(known.labels[1 - side], of_v)
+            of_y = tuple(of_v[place_of_v.index(dim)] for dim in order_of_y)
+            labels = dict(zip(known.labels[side], map(place.index, order))) | {
+                y: label
+                for y, label in zip(known.labels[1 - side], of_y)
                 if not isinstance(label, int)
             }
-            if tuple(labels.get(x) for x in known.labels[1 - side]) == of_v:
-                return tuple(labels.get(x) for x in known.of_result)
+            if tuple(labels.get(y) for y in known.labels[1 - side]) == of_y:
+                return tuple(labels.get(y) for y in known.of_result)
         return None
 
 
@@ -218,11 +262,25 @@ def _has(labels: Sequence, wanted: Sequence) -> bool:
     return len(labels) == len(wanted) and set(labels) == set(wanted)
 
 
+def _is_as_exact(known, product, p) -> bool:
+    """Whether a known product of p is rounded no more than the one that it takes the place of."""
+    types = [x.dtype for x in (known, product, p)]
+    if len(set(types)) == 1:
+        return True
+    return {dtype.name for dtype in types} <= FOLLOWED and (
+        jnp.finfo(types[0]).nmant >= jnp.finfo(types[1]).nmant
+    )
+
+
+def _as(x, dtype):
+    return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
+
+
 def _scaled(x, factors: _Factors, axes: Sequence[int]):
     """A sum, times the factors that do not vary along its axes."""
 
     def without(y):
-        return lax.squeeze(y, axes) if jnp.ndim(y) else y
+        return _as(lax.squeeze(y, axes), x.dtype) if jnp.ndim(y) else y
 
     for y in factors.over:
         x = lax.mul(x, without(y)) if jnp.ndim(y) else lax.mul(x, lax.full_like(x, y))

@@ -161,6 +161,7 @@ class CostModel(Protocol):
         grid: Sequence[int],
         parts: Mapping[object, float] = MappingProxyType({}),
         repeated_steps: Collection[int] = (),
+        stores_parts: bool = False,
     ) -> Cost | None:
         """Predicts one kernel; None where it computes a heavy value too often.
 
@@ -170,6 +171,7 @@ class CostModel(Protocol):
           grid: number of programs per axis.
           parts: value that is computed in chunks -> the part of its block that a program holds at a time.
           repeated_steps: ids of equations that a program computes twice.
+          stores_parts: whether such parts are in memory also between products that read their operands a part at a time.
         """
 
 

@@ -51,7 +51,8 @@ def emit_online(
         ref_aval(block_shape(access), array_aval(var).dtype)
         for var, access in (*requests.inputs, *outputs)
     ]
-    body = _OnlineBody(requests, outputs, blocks)
+    shared = frozenset(result for _, result in aliases)
+    body = _OnlineBody(requests, outputs, blocks, shared)
     traced = jax.make_jaxpr(body)(
         *types, *(ref_aval(scratch.shape, scratch.dtype) for scratch in buffers)
     )
@@ -82,13 +83,17 @@ def _carried_type(var) -> np.dtype:
 
 
 class _OnlineBody:
-    """The body over Refs (*inputs, *outputs, *reductions), as methods that trace its parts."""
+    """The body over Refs (*inputs, *outputs, *reductions), as methods that trace its parts.
+
+    `shared`: numbers of results that share an array with an operand, which later parts may read.
+    """
 
     def __init__(
         self,
         requests: BlockRequests,
         outputs: Sequence[tuple[jex.Var, Access]],
         blocks: OnlineBlocks,
+        shared: frozenset[int],
     ):
         self.requests, self.outputs, self.blocks, self.online = (
             requests,
@@ -97,23 +102,27 @@ class _OnlineBody:
             blocks.online,
         )
         self.reduced = {var for var, _ in _reduced(blocks)}
+        self.shared = shared
 
     def __call__(self, *refs) -> None:
         inputs, outputs = len(self.requests.inputs), len(self.outputs)
-        self.refs, results = refs[:inputs], refs[inputs : inputs + outputs]
+        self.refs, self.results = refs[:inputs], refs[inputs : inputs + outputs]
         buffers = refs[inputs + outputs :]
+        of_maximum = 0 if self.online.maximum is None else 1
         self.maximum, self.sums = (
-            (buffers[:1], buffers[1 : len(self.online.first_results)])
-            if self.online.first_results
-            else ((), ())
+            buffers[:of_maximum],
+            buffers[of_maximum : len(self.online.first_results)],
         )
         self.totals = buffers[len(self.online.first_results) :]
         values: dict = {}
+        early = self.early()
         if self.blocks.first is not None:
-            self.maximum[0][...] = lax.full(self.maximum[0].shape, -np.inf, self.maximum[0].dtype)
+            for maximum in self.maximum:
+                maximum[...] = lax.full(maximum.shape, -np.inf, maximum.dtype)
             self.clear(self.sums)
-            self.trace_pass(self.blocks.first, values, self.rise)
+            self.trace_pass(self.blocks.first, values, self.rise if self.maximum else self.add)
             values |= self.first(self.blocks.first)
+            values |= self.store(early, values)
         if self.blocks.second is not None:
             self.clear(self.totals)
             self.trace_pass(self.blocks.second, values, self.add)
@@ -123,13 +132,49 @@ class _OnlineBody:
                     self.online.second_results, self.blocks.second.results, self.totals
                 )
             }
-        given = {var for var, _ in self.requests.inputs}
-        get = run_steps(
-            self.blocks.after, values | self.read(self.blocks.after, values, {}), BodyContext()
+        self.store([n for n in range(outputs) if n not in early], values)
+
+    def early(self) -> list[int]:
+        """Numbers of results that the first pass suffices for. Behind it, the second one has room for other values."""
+        if self.blocks.first is None or self.blocks.second is None:
+            return []
+        eqns, second = (
+            [step.eqn for step in self.blocks.after.steps],
+            set(self.online.second_results),
         )
-        for (output, access), ref in zip(self.outputs, results):
-            if output not in given:
-                ref[...] = get(output, access)
+
+        def waits(output) -> bool:
+            read = {atom for eqn in leading_to(eqns, [output]) for atom in atoms(eqn)}
+            return not second.isdisjoint(read | {output})
+
+        return [
+            number
+            for number, (output, _) in enumerate(self.outputs)
+            if number not in self.shared and not waits(output)
+        ]
+
+    def store(self, numbers: Sequence[int], values: dict) -> dict:
+        """Traces the stores of some results, and what makes them of known values, which it returns."""
+        given = {var for var, _ in self.requests.inputs}
+        wanted = [number for number in numbers if self.outputs[number][0] not in given]
+        after = self.blocks.after
+        needed = leading_to(
+            [step.eqn for step in after.steps], [self.outputs[number][0] for number in wanted]
+        )
+        ids = set(map(id, needed))
+        read = {atom for eqn in needed for atom in atoms(eqn)}
+        part = dataclasses.replace(
+            after,
+            steps=[step for step in after.steps if id(step.eqn) in ids],
+            inputs=[(var, access) for var, access in after.inputs if var in read],
+        )
+        get = run_steps(part, values | self.read(part, values, {}), BodyContext())
+        for number in wanted:
+            output, access = self.outputs[number]
+            self.results[number][...] = get(output, access)
+        return {
+            (var, step.out): get(var, step.out) for step in part.steps for var in step.eqn.outvars
+        }
 
     def clear(self, refs: Sequence) -> None:
         for ref in refs:
@@ -145,7 +190,12 @@ class _OnlineBody:
             if _moves(step) or any(atom in changing for atom in atoms(step.eqn)):
                 changing.update(step.eqn.outvars)
                 moving.append(step)
-        fixed = [fixed_step for fixed_step in requests.steps if fixed_step not in moving]
+        fixed = [
+            fixed_step
+            for fixed_step in requests.steps
+            if fixed_step not in moving
+            and any((var, fixed_step.out) not in values for var in fixed_step.eqn.outvars)
+        ]
         before = self.computed(requests, fixed, values | self.read(requests, values, None), {})
 
         def chunks(ids: dict) -> None:
@@ -201,13 +251,22 @@ class _OnlineBody:
         self.maximum[0][...] = new
 
     def add(self, chunk: OnlineChunk, steps: Sequence[Step], values: dict, ids: dict) -> None:
-        """Traces a chunk of the second pass."""
+        """Traces a chunk of a pass without a maximum."""
         values = self.computed(chunk.requests, steps, values, ids)
-        for step, ref in zip(chunk.products, self.totals):
+        is_first = self.blocks.first is not None and chunk in (
+            self.blocks.first.full,
+            self.blocks.first.rest,
+        )
+        for step, ref in zip(chunk.products, self.sums if is_first else self.totals):
             ref[...] = ref[...] + _sum(chunk.requests, values, step, ref.dtype)
 
     def first(self, over: ChunkPass) -> dict:
         """Maximum and sums at the end. In a row that is all -inf, exp(-inf - -inf) makes them NaN."""
+        if not self.maximum:
+            return {
+                (sum_, place): _as(ref[...], sum_.aval.dtype)
+                for sum_, place, ref in zip(self.online.first_results, over.results, self.sums)
+            }
         maximum, (access, *accesses) = self.maximum[0][...], over.results
         peak, *sums = self.online.first_results
         values = {(peak, access): _as(maximum, peak.aval.dtype)}

@@ -62,10 +62,10 @@ class Online:
     Attributes:
       columns: number of reduced elements.
       chunk_columns: how many of them a chunk has.
-      maximum: the equation of the maximum m = reduce_max(x); None: there is no first pass.
+      maximum: the equation of the maximum m = reduce_max(x); None: the first pass, if any, makes sums that need none.
       function: "exp", or "exp2".
       sums: equations linear in exp(x - m), each with the dimension of x per dimension of its
-        result.
+        result; any, without a maximum.
       first_eqns: equations that x and the sums' operands need.
       totals: equations of the second pass.
       second_eqns: equations that the totals' operands need, given m and the sums.
@@ -149,9 +149,8 @@ def find_online(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | Non
                 outer_extent = _outer_extent(by_axis, axis, shape) if are_tiles else 1
                 if columns < 2 * chunk:
                     continue
-                chunked = _complete(
-                    eqns, outputs, columns, _FirstPass(), totals, chunk, outer_extent
-                )
+                sums_first = _plain_sums(eqns, totals) if are_tiles else _FirstPass()
+                chunked = _complete(eqns, outputs, columns, sums_first, totals, chunk, outer_extent)
                 if chunked and any(
                     eqn.primitive.name in EXPONENTIALS for eqn in chunked.second_eqns
                 ):
@@ -174,6 +173,18 @@ class _FirstPass:
     function: str = ""
     sums: tuple[tuple[jex.JaxprEqn, Places], ...] = ()
     first_eqns: tuple = ()
+
+
+def _plain_sums(eqns: Sequence, totals: Sequence) -> _FirstPass:
+    """A first pass that makes the sums that other sums need, as the gradient of softmax needs its row sums."""
+    summed = {total.outvars[0] for total in totals}
+    needed: set = set()
+    for total in totals:
+        cone = leading_to(eqns, set(atoms(total)))
+        needed |= summed & {var for eqn in cone for var in eqn.outvars}
+    sums = [total for total in totals if total.outvars[0] in needed]
+    first_eqns = leading_to(eqns, {atom for total in sums for atom in atoms(total)})
+    return _FirstPass(sums=tuple((total, ()) for total in sums), first_eqns=tuple(first_eqns))
 
 
 def _complete(
@@ -207,6 +218,8 @@ def _complete(
     totals = [total for total in totals if total.outvars[0] in needed]
     second = {total.outvars[0] for total in totals}
     second_eqns = leading_to(eqns, {atom for total in totals for atom in atoms(total)}, first)
+    if maximum is None and any(var in first for eqn in first_eqns for var in eqn.outvars):
+        return None
     products = any(
         eqn.primitive.name == "dot_general"
         for eqn in (*totals, *second_eqns, *first_eqns, *(summed for summed, _ in sums))

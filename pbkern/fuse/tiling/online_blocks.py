@@ -96,6 +96,16 @@ class OnlineBlocks:
             self.online.chunk_columns / (self.online.columns * self.online.outer_extent),
         )
 
+    def are_matrices(self) -> bool:
+        """Whether the scores of each chunk have rows along one dimension, as tiles of products in registers have."""
+        return all(
+            sum(span.size > 1 for span in step.out) <= 2
+            for chunk_pass in (self.first, self.second)
+            if chunk_pass
+            for step in chunk_pass.full.steps()
+            if step.eqn.primitive.name == "dot_general" and moves(step.out)
+        )
+
     def repeated(self) -> set:
         """ids of equations that both passes compute."""
         if self.first is None or self.second is None:
@@ -131,9 +141,11 @@ def online_blocks(online: Online, outputs: Sequence[tuple[jex.Var, Access]]) -> 
         first = None
         if second is not None:
             asked.append(second.full.requests)
-        if online.maximum is not None:
-            sums = [eqn for eqn, _ in online.sums]
-            blocks_of_first = [_only(asked, var) for var in online.first_results]
+        sums = [eqn for eqn, _ in online.sums]
+        blocks_of_first = [_only(asked, var) for var in online.first_results]
+        if online.maximum is None:
+            first = _pass(online, sums, online.first_eqns, blocks_of_first)
+        else:
             first = _pass(
                 online,
                 sums,

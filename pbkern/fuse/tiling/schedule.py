@@ -267,7 +267,12 @@ def _in_chunks(eqns, plain: Schedule, machine: CostModel) -> Schedule | None:
         return None
     chunks = _shortened(chunks, plain.outputs, machine.sizes)
     cost = machine.kernel_cost(
-        plain.requests, plain.outputs, plain.grid, chunks.parts(), chunks.repeated()
+        plain.requests,
+        plain.outputs,
+        plain.grid,
+        chunks.parts(),
+        chunks.repeated(),
+        stores_parts=not chunks.are_matrices(),
     )
     if cost is None:
         return None

@@ -56,6 +56,7 @@ def kernel_terms(
     costs: CostModel,
     parts: Mapping[object, float] = MappingProxyType({}),
     repeated_steps: Collection[int] = (),
+    stores_parts: bool = False,
 ) -> Terms | None:
     """Terms of a kernel; arguments as of CostModel.kernel_cost. `costs`: the prices of steps on this machine."""
     programs = math.prod(grid)
@@ -65,7 +66,7 @@ def kernel_terms(
     work = _Work.of(steps, priced.shares, programs, machine, costs, repeated_steps)
     if work is None:
         return None
-    temporaries, scratch = _stored_bytes(steps, priced.stored, parts, streams)
+    temporaries, scratch = _stored_bytes(steps, priced.stored, parts, streams and not stores_parts)
     traffic = _traffic(requests, outputs, grid, machine, priced.tables)
     blocks = traffic.blocks - int(
         sum(

@@ -96,8 +96,11 @@ class MachineCosts(Machine, abc.ABC):
         grid: Sequence[int],
         parts: Mapping[object, float] = MappingProxyType({}),
         repeated_steps: Collection[int] = (),
+        stores_parts: bool = False,
     ) -> Cost | None:
-        terms = kernel.kernel_terms(requests, outputs, grid, self, self, parts, repeated_steps)
+        terms = kernel.kernel_terms(
+            requests, outputs, grid, self, self, parts, repeated_steps, stores_parts
+        )
         if terms is None:
             return None
         spread = self.spread(terms)

@@ -21,9 +21,13 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process import disk_cache
 
 KIND = "cubin"
-NUMBERS = struct.Struct("<3q")  # of an entry on disk, before the cubin
+NUMBERS = struct.Struct(
+    "<4q"
+)  # of an entry on disk, before the warnings and the cubin; the last one: bytes of warnings
 # Blocks of a kernel that a multiprocessor is to hold at least, in its text.
 _RESIDENT_BLOCKS = r"\.minnctapersm (\d+)"
+# Of lines that ptxas prints. Some of what slows code down is marked "info".
+_WARNING = r"warning|performance loss|serialized"
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,29 @@ class Cubin:
     Attributes:
       cubin: ELF file. registers: of a thread. spill_bytes: stored and loaded because registers did
         not suffice.
-      shared_bytes: static, of a block.
+      shared_bytes: static, of a block. warnings: lines in which ptxas warns, or says that code is slower than its text asks
+        for, as wgmma whose products wait for each other ("serialized").
     """
 
     cubin: bytes
     registers: int
     spill_bytes: int
     shared_bytes: int
+    warnings: tuple[str, ...] = ()
+
+    def entry(self) -> bytes:
+        """The content of an entry on disk."""
+        warnings = "\n".join(self.warnings).encode()
+        numbers = self.registers, self.spill_bytes, self.shared_bytes, len(warnings)
+        return NUMBERS.pack(*numbers) + warnings + self.cubin
+
+    @classmethod
+    def of_entry(cls, entry: bytes) -> Cubin:
+        """Raises struct.error where it is no entry of ours."""
+        registers, spills, shared, length = NUMBERS.unpack_from(entry)
+        rest = entry[NUMBERS.size :]
+        warnings = tuple(rest[:length].decode().splitlines())
+        return cls(rest[length:], registers, spills, shared, warnings)
 
 
 @functools.cache
@@ -75,21 +95,17 @@ def assemble(ptx: str, architecture: str) -> Cubin:
         )
     store, key = (
         disk_cache.current(),
-        disk_cache.digest((ptx, architecture, _version(tool), "fewest spills")),
+        disk_cache.digest((ptx, architecture, _version(tool), "fewest spills, warnings")),
     )
     payload = store.get(KIND, key) if store else None
     if store and payload is not None:
         try:
-            return Cubin(payload[NUMBERS.size :], *NUMBERS.unpack_from(payload))
+            return Cubin.of_entry(payload)
         except struct.error:  # no entry of ours: make it anew
             store.remove(KIND, key)
     code = _with_fewest_spills(tool, ptx, architecture)
     if store:
-        store.put(
-            KIND,
-            key,
-            NUMBERS.pack(code.registers, code.spill_bytes, code.shared_bytes) + code.cubin,
-        )
+        store.put(KIND, key, code.entry())
     return code
 
 
@@ -130,6 +146,7 @@ def _assembled(tool: str, ptx: str, architecture: str) -> Cubin:
             _number(r"Used (\d+) registers", said),
             _number(r"(\d+) bytes spill stores", said) + _number(r"(\d+) bytes spill loads", said),
             _number(r"(\d+) bytes smem", said),
+            tuple(line for line in said.splitlines() if re.search(_WARNING, line, re.IGNORECASE)),
         )
 
 

@@ -37,6 +37,9 @@ from .rename import renamed
 # Bytes that a thread keeps as it has loaded them while a step computes: 16 of 128 registers, of which sums and operands
 # take 88.
 MOST_BYTES_AHEAD = 64
+# Steps of a loop from which on threads load the last step once more where no step follows. Registers that one branch alone
+# loads are set to zero in the other one, 16 instructions of a step.
+FEWEST_STEPS_TO_LOAD_AGAIN = 64
 
 
 def pipelined(
@@ -220,10 +223,21 @@ def _around(
     products = [at for at, stmt in enumerate(rest) if _is_product(stmt)] or [0]
     starts = [products[number * len(products) // len(halves)] for number in range(len(halves))]
     out: list[Stmt] = [test, *rest[: starts[0]]]
+    again = isinstance(loop.trips, int) and loop.trips >= FEWEST_STEPS_TO_LOAD_AGAIN
+    last = context.names("%q")
+    if again:
+        index = context.pool.index(INT32, ahead)
+        out.insert(
+            1, Let(last, context.op("min", INT32, index, context.const(int(loop.trips) - 1, INT32)))
+        )
     for (load, store), start, end in zip(halves, starts, [*starts[1:], len(rest)]):
-        none = tuple(replace(one, value=context.const(0, one.buf.dtype)) for one in load.stores)
-        nothing = replace(load, stores=none)
-        loads = [If(name, ((nothing,), (load,)))] if load.stores else []
+        loads: list[Stmt] = []
+        if load.stores and again:
+            step = {loop.counter: Affine.symbol(last) - ahead.const}
+            loads = [renamed(load, step, load.dims, context.pool)]
+        elif load.stores:
+            none = tuple(replace(one, value=context.const(0, one.buf.dtype)) for one in load.stores)
+            loads = [If(name, ((replace(load, stores=none),), (load,)))]
         out += [*loads, *rest[start:end], If(name, ((), (store,)))]
     return out
 

@@ -276,9 +276,31 @@ class Expressions:
 
     def _first(self, block: Block, buf: Buf, stage: Affine) -> str:
         """The number of the first element of a stage."""
-        put, number, stages = partial(self.text.put, block), self.text.index, buf.shape[0]
-        turn = put("arith.remui", (self.text.affine(block, stage)[1], number(stages)), "index")
-        return self._scaled(block, turn, buf.size // stages)
+        stages = buf.shape[0]
+        return self._scaled(block, self.turn(block, stage, stages), buf.size // stages)
+
+    def turn(self, block: Block, stage: Affine, stages: int) -> str:
+        """The number of a step's stage: its remainder by `stages`.
+
+        A remainder by three is nine instructions: those of steps ahead follow from that of a loop's own step, by a comparison.
+        """
+        ahead = stage.const % stages
+        where, _ = self.text.affine(block, stage - stage.const)
+        key = "turn", stage, stages
+        if key in where.memo:
+            return where.memo[key]
+        put, number = partial(self.text.put, where), self.text.index
+        is_mask = stages & (stages - 1) == 0
+        if is_mask or not ahead or stage.is_const:
+            at = self.text.affine(block, stage)[1]
+            where.memo[key] = put("arith.remui", (at, number(stages)), "index")
+            return where.memo[key]
+        mine = self.turn(block, stage - stage.const, stages)
+        is_next = put("arith.cmpi", (mine, number(stages - ahead)), "index", " uge, %s, %s")
+        later = put("arith.addi", (mine, number(ahead)), "index")
+        wrapped = put("arith.subi", (mine, number(stages - ahead)), "index")
+        where.memo[key] = put("arith.select", (is_next, wrapped, later), "index")
+        return where.memo[key]
 
     def swizzled(self, put: Emit, layout: Swizzle, at: str) -> str:
         """The place at which a layout puts an element of a tile, as a number of elements."""

@@ -130,11 +130,12 @@ class SimtNestEmitter(Expressions):
         else:
             dim = sectors.dim
 
-            def fill(body: Block) -> None:
-                body.values[dim] = inner.values[dim]  # nothing is read outside for this place
+            def inside(body: Block) -> None:
+                # Loads of the place belong where there is one: others may lie outside of an array.
+                body.values[dim] = inner.values[dim]
                 self._point(walk, body, mapping, live)
 
-            self.text.when(inner, is_point, fill)
+            self.text.when(inner, is_point, inside)
         block.take(inner)
 
     def _from_sector(self, block: Block, sectors: WholeSectors) -> str | None:

@@ -153,8 +153,7 @@ class TileEmitter:
         key = ("stage", buf, stage)
         if key not in block.memo:
             put = functools.partial(self.text.put, block)
-            _, at = self.text.affine(block, stage)
-            number = put("arith.remui", (at, self.text.index(stages)), "index")
+            number = self.nests.turn(block, stage, stages)
             far = put("arith.muli", (number, self.text.index(nbytes)), "index")
             block.memo[key] = put("arith.addi", (far, self.text.index(start)), "index")
         return block.memo[key]
@@ -333,11 +332,11 @@ class TileEmitter:
             if is_held and tests and is_whole:
                 self._masked_chunk(walk, block, group, tests, slots[store.buf], first)
                 continue
+            kind = mlir_type(storage_el(store.buf.dtype), count)
             values = [
                 b.to_storage(self.nests.value(walk, block, one.value), store.buf.dtype)
                 for one in group
             ]
-            kind = mlir_type(storage_el(store.buf.dtype), count)
             names = tuple(value.name for value in values)
             vector = self.text.put(block, "vector.from_elements", names, kind)
             if store.buf.space == "registers":

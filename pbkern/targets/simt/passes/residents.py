@@ -316,6 +316,40 @@ def _loads(product: MatrixProduct, operand: int) -> list[Load | Gather]:
 
 
 @dataclass
+class _Tiles:
+    """Tiles that products of a loop's body read, by their elements.
+
+    Operands that are the same elements, along whichever of their dimensions a product sums, have one tile: instructions
+    read rows and columns of it. Copies that do not change with the loop are made before it, and belong to what is around.
+
+    Attributes:
+      counter: of the loop; "" of other statements.
+      around: tiles of what is around the loop; None where copies do not leave these statements.
+    """
+
+    context: Context
+    counter: str = ""
+    around: _Tiles | None = None
+    buffers: dict[tuple, Buf] = field(default_factory=dict)
+
+    def find(self, dims: Mapping[str, int], value: Expr, dtype: np.dtype) -> Buf | None:
+        """The tile that has an operand's elements, if there is one."""
+        buf = self.buffers.get(self._key(dims, value, dtype))
+        return self.around.find(dims, value, dtype) if buf is None and self.around else buf
+
+    def add(self, dims: Mapping[str, int], value: Expr, buf: Buf) -> None:
+        if self.around and self.counter not in value.symbols:
+            self.around.add(dims, value, buf)
+        else:
+            self.buffers[self._key(dims, value, buf.dtype)] = buf
+
+    def _key(self, dims: Mapping[str, int], value: Expr, dtype: np.dtype) -> tuple:
+        """Sizes and elements, whatever the dimensions are called."""
+        places = {dim: Affine.symbol(f"%axis{number}") for number, dim in enumerate(dims)}
+        return tuple(dims.values()), self.context.pool.rename(value, places), dtype
+
+
+@dataclass
 class _Writer:
     """Writes the statements anew. held: array -> its registers. bounds: of symbols that copies ahead do not move."""
 
@@ -330,7 +364,8 @@ class _Writer:
         known = self.context.bounds.items()
         self.bounds = {symbol: ends for symbol, ends in known if symbol not in counters}
         written = effects.written(stmts)
-        copies, out = self.block(stmts, lambda copy: not effects.read([copy]) & written)
+        may_move = lambda copy: not effects.read([copy]) & written
+        copies, out = self.block(stmts, may_move, _Tiles(self.context))
         return [*self.begun(copies), *out]
 
     def begun(self, copies: Sequence[Nest]) -> list[Stmt]:
@@ -342,7 +377,7 @@ class _Writer:
         return threads
 
     def block(
-        self, stmts: Sequence[Stmt], may_move: Callable[[Nest], bool]
+        self, stmts: Sequence[Stmt], may_move: Callable[[Nest], bool], tiles: _Tiles
     ) -> tuple[list[Nest], list[Stmt]]:
         """(copies of what nothing changes, to be made before; the statements that read them)."""
         before: list[Nest] = []
@@ -350,7 +385,8 @@ class _Writer:
         for stmt in stmts:
             product = self.residents.products.get(id(stmt))
             if isinstance(stmt, For):
-                copies, body = self.block(stmt.body, may_move)
+                inside = _Tiles(self.context, stmt.counter, tiles)
+                copies, body = self.block(stmt.body, may_move, inside)
                 moving = [copy for copy in copies if stmt.counter in _symbols(copy)]
                 before += [copy for copy in copies if copy not in moving]
                 loop = replace(stmt, body=(*moving, *body))
@@ -365,7 +401,7 @@ class _Writer:
                 else:
                     out.append(loop)
             elif product is not None and self.residents.arrays & effects.touched([product.nest]):
-                copies, nests = self.product(product)
+                copies, nests = self.product(product, tiles, may_move)
                 before += [copy for copy in copies if may_move(copy)]
                 out += self.begun([copy for copy in copies if not may_move(copy)])
                 out += nests
@@ -379,7 +415,7 @@ class _Writer:
         """A statement that is no product: its blocks make copies of their own."""
 
         def changed(block: Sequence[Stmt]) -> list[Stmt]:
-            copies, out = self.block(block, may_move)
+            copies, out = self.block(block, may_move, _Tiles(self.context))
             return [*self.begun(copies), *out]
 
         return with_bodies(stmt, changed)
@@ -390,8 +426,13 @@ class _Writer:
         )
         return changed
 
-    def product(self, product: MatrixProduct) -> tuple[list[Nest], list[Stmt]]:
-        """(copies of operands to tiles, the nests of the product)."""
+    def product(
+        self, product: MatrixProduct, tiles: _Tiles, may_move: Callable[[Nest], bool]
+    ) -> tuple[list[Nest], list[Stmt]]:
+        """(copies of operands to tiles, the nests of the product).
+
+        tiles: of copies that stand before it in the same statements and may move.
+        """
         context, by = self.context, self.residents.by
         if not by.instruction.row_bytes:
             by = replace(by, instruction=product.instruction)
@@ -407,9 +448,13 @@ class _Writer:
             dims = {dim: total.dims[dim] for axis in order for dim in axis}
             ranges = self.bounds | ranges_of(dims)
             value = zero_filled(guarded(arg, context.pool), ranges, context)
-            buf = tile_buffer(tuple(dims.values()), stored_type(arg), context)
+            tile = tiles.find(dims, value, stored_type(arg))
+            buf = tile or tile_buffer(tuple(dims.values()), stored_type(arg), context)
             copy, total = staged(total, arg, buf, order, context.pool)
-            copies.append(in_chunks(copy, value, context))
+            if tile is None:
+                copies.append(in_chunks(copy, value, context))
+                if may_move(copies[-1]):
+                    tiles.add(dims, value, buf)
         around = [[replace(part, by=by) for part in parts] for parts in (before, behind)]
         return copies, [*around[0], *begun(replace(total, by=by)), *around[1]]
 
