@@ -199,8 +199,8 @@ def capture(
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     returned = _returned(module)
     results = dict.fromkeys(node for node in returned if isinstance(node, torch.fx.Node))
-    made = [node for node in results if node not in placeholders]
-    sources = _views(made, placeholders) if views else {}
+    computed = [node for node in results if node not in placeholders]
+    sources = _views(computed, placeholders) if views else {}
     places: dict[torch.fx.Node, Any] = {}
     steps: dict[torch.fx.Node, tuple[Callable[[Any], Any], ...]] = {}
     checks: list[in_range.Check] = []
@@ -231,7 +231,7 @@ def capture(
                 for node, (_, chain) in sources.items()
             }
         )
-        stored = [node for node in made if node not in sources]
+        stored = [node for node in computed if node not in sources]
         outputs, places_of_outputs = _outputs(env, stored, strided)
         places.update(places_of_outputs)
         return outputs
@@ -260,15 +260,15 @@ def _returned(module: torch.fx.GraphModule) -> Sequence[Any]:
 
 
 def _views(
-    made: Sequence[torch.fx.Node], placeholders: Sequence[torch.fx.Node]
+    computed: Sequence[torch.fx.Node], placeholders: Sequence[torch.fx.Node]
 ) -> dict[torch.fx.Node, tuple[torch.fx.Node, list[torch.fx.Node]]]:
     """Results that are views of an argument or of another result -> it, and the operators of the views in order."""
     sources = {
         *(node for node in placeholders if isinstance(node.meta["val"], torch.Tensor)),
-        *(node for node in made if not _is_view(node)),
+        *(node for node in computed if not _is_view(node)),
     }
     views = {}
-    for node in made:
+    for node in computed:
         source, chain = node, []
         while _is_view(source):
             chain.append(source)

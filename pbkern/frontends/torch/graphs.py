@@ -119,10 +119,10 @@ class Runner:
                 module = shapes.concrete(self.module, arguments)
                 if self.strict or not self.symbolic or shapes.is_symbolic(module):
                     raise
-                made = self._made[key] = compiled_graph(
+                in_parts = self._made[key] = compiled_graph(
                     module, arguments, self.name, self.compile, self.graph, self.strict
                 )
-                return made
+                return in_parts
             self.captured = None
             compiled = self.compile(captured, self.name, self.graph.device)
             self.graph.compiled.append(compiled)
