@@ -5,8 +5,8 @@
 A row is a shape m x k x n and an orientation: `a @ b`, `a @ b.T`, `a.T @ b` or `a.T @ b.T` inside the function, of arrays that
 are stored by rows. JAX's arrays on CPUs are; an array stored by columns is the transpose of one, and the same four functions.
 With one thread, the process keeps to one core before JAX and PyTorch start their threads, and times are those of the processor;
-with more, it keeps to as many cores, and times are those of the clock. Products of int8 are int32; others have the type of their
-operands. Each result is checked against NumPy in float64; then all are called in turn, and a row prints least and median
+with more, it keeps to as many cores, and times are those of the clock. Products of int8 are int32; others have their operands'
+type. Each result is checked against NumPy in float64; then all are called in turn, and a row prints least and median
 milliseconds and the ratio of the faster peer's least time to ours.
 """
 
@@ -176,7 +176,7 @@ def _of_torch(case: Case, arrays: Sequence, threads: int) -> dict[str, Callable[
 
 
 def keep_to_cores(first: int | None, threads: int) -> None:
-    """Lets this process, and the threads that it will start, run on `threads` cores: from `first`, or the last that it may use."""
+    """Lets this process, and threads that it will start, run on `threads` cores: from `first`, or the last that it may use."""
     if not hasattr(os, "sched_setaffinity"):
         print(
             "this system cannot keep a process to some cores: times are of all threads",
