@@ -8,6 +8,7 @@ import pytest
 import pbkern
 from pbkern.lower.mlir.operation import Operation, Region
 from pbkern.targets.cpu.emit.interleave_chains import (
+    FEW_LIVE,
     MOST_INTERLEAVED,
     MOST_LIVE,
     SHORTEST_INTERLEAVED,
@@ -15,6 +16,7 @@ from pbkern.targets.cpu.emit.interleave_chains import (
 )
 
 VECTOR = "vector<16xf32>"
+REGISTERS = 32
 
 
 def load(result: str) -> Operation:
@@ -45,12 +47,12 @@ def loads_and_steps(name: str, count: int) -> list[Operation]:
 
 def test_long_points_take_turns():
     a, b = chain("a", SHORTEST_INTERLEAVED), chain("b", SHORTEST_INTERLEAVED)
-    assert interleaved([a, b]) == [op for pair in zip(a, b) for op in pair]
+    assert interleaved([a, b], REGISTERS) == [op for pair in zip(a, b) for op in pair]
 
 
 def test_short_points_stay_one_after_the_other():
     a, b = chain("a", SHORTEST_INTERLEAVED - 1), chain("b", SHORTEST_INTERLEAVED - 1)
-    assert interleaved([a, b]) == a + b
+    assert interleaved([a, b], REGISTERS) == a + b
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_short_points_stay_one_after_the_other():
 )
 def test_branches_and_calls_keep_all_in_order(last):
     points = [[*chain(name, SHORTEST_INTERLEAVED), last] for name in "ab"]
-    assert interleaved(points) == points[0] + points[1]
+    assert interleaved(points, REGISTERS) == points[0] + points[1]
 
 
 def test_what_a_point_takes_from_another_comes_before():
@@ -72,7 +74,7 @@ def test_what_a_point_takes_from_another_comes_before():
         chain("a", 2 * SHORTEST_INTERLEAVED),
         chain("b", SHORTEST_INTERLEAVED, first=f"a{SHORTEST_INTERLEAVED}"),
     )
-    order = interleaved([b, a])  # b reads a value of a that is computed late
+    order = interleaved([b, a], REGISTERS)  # b reads a value of a that is computed late
     defined = {"%a", "%b", "%i"}
     for op in order:
         assert defined.issuperset(op.operands)
@@ -84,14 +86,14 @@ def test_what_a_point_takes_from_another_comes_before():
 def test_groups_shrink_where_registers_are_few():
     """Values that all live to the end of a point: fewer points share the registers."""
     points = [loads_and_steps(name, MOST_LIVE // 3) for name in "abcd"]
-    order = interleaved(points)
+    order = interleaved(points, REGISTERS)
     assert len(points) == MOST_INTERLEAVED
     assert order.index(points[2][0]) == len(order) // 2
 
 
 def test_points_that_fill_the_registers_alone_stay_one_after_the_other():
     points = [loads_and_steps(name, MOST_LIVE) for name in "ab"]
-    assert interleaved(points) == points[0] + points[1]
+    assert interleaved(points, REGISTERS) == points[0] + points[1]
 
 
 @pytest.mark.sampled(3)
@@ -118,6 +120,41 @@ def test_chains_before_a_sum():
 
 def test_groups_of_short_lived_values_have_twice_the_points():
     points = [chain(name, SHORTEST_INTERLEAVED) for name in "abcdefgh"]
-    order = interleaved(points)
+    order = interleaved(points, REGISTERS)
     assert len(points) == 2 * MOST_INTERLEAVED
     assert order[: len(points)] == [point[0] for point in points]
+
+
+def steps_of_squares(name: str, count: int) -> list[Operation]:
+    """A point whose steps need three vectors each, and leave one."""
+    operations, last = [load(f"%{name}0")], f"%{name}0"
+    for k in range(count):
+        one, other, total = (f"%{name}{part}{k}" for part in "pqr")
+        operations += [
+            Operation("arith.addf", (last, last), VECTOR, result=one),
+            Operation("arith.mulf", (last, last), VECTOR, result=other),
+            Operation("arith.addf", (one, other), VECTOR, result=total),
+        ]
+        last = total
+    store = Operation("vector.store", (last, "%b", "%i"), f"memref<64xf32>, {VECTOR}")
+    return [*operations, store]
+
+
+def most_live(order: list[Operation]) -> int:
+    """Vectors that are made and still to be read, at most."""
+    ends = {name: k for k, op in enumerate(order) for name in op.operands}
+    starts = {op.result: k for k, op in enumerate(order) if op.result}
+    return max(sum(starts[x] <= k <= ends[x] for x in starts) for k in range(len(order)))
+
+
+@pytest.mark.parametrize(("registers", "together"), [(32, 1), (16, 3)])
+def test_runs_that_leave_one_vector_take_turns_where_registers_are_few(registers, together):
+    """Eight points of 16 registers have a register each between their steps, so that steps take turns."""
+    points = [steps_of_squares(name, SHORTEST_INTERLEAVED) for name in "abcdefgh"]
+    order = interleaved(points, registers)
+    assert sorted(map(id, order)) == sorted(id(op) for point in points for op in point)
+    loads = [point[0] for point in points]
+    assert order[:8] == loads
+    assert order[8 : 8 + together] == points[0][1 : 1 + together]
+    assert order[8 + together] is points[1][1]
+    assert most_live(order) <= registers * FEW_LIVE
