@@ -158,3 +158,10 @@ def test_runs_that_leave_one_vector_take_turns_where_registers_are_few(registers
     assert order[8 : 8 + together] == points[0][1 : 1 + together]
     assert order[8 + together] is points[1][1]
     assert most_live(order) <= registers * FEW_LIVE
+
+
+def test_points_without_operations_beside_long_ones():
+    """A point that another one computes has nothing to do, also the first one."""
+    points = [[], *(steps_of_squares(name, SHORTEST_INTERLEAVED) for name in "abcdefg")]
+    order = interleaved(points, 16)
+    assert sorted(map(id, order)) == sorted(id(op) for point in points for op in point)

@@ -80,7 +80,7 @@ def interleaved(points: list[list[Operation]], registers: int) -> list[Operation
 
     groups = grouped()
     if len(points) > MOST_INTERLEAVED and max(map(_most_live, groups)) > few:
-        runs = _runs(points[0])
+        runs = _runs(max(points, key=len))  # others may share all that they compute
         groups = grouped(runs) if max(runs) <= LONGEST_RUN else groups
     if max(map(_most_live, groups)) > few:
         size = MOST_INTERLEAVED
