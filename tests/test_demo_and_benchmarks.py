@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,10 +24,12 @@ def test_workload_equals_numpy_in_float64(name):
     assert run.check(w, pbkern.jit(w.function)) <= w.tolerance
 
 
+@pytest.mark.parametrize("dtype", products.TOLERANCES)
 @pytest.mark.parametrize("orientation", products.ORIENTATIONS)
-def test_products_are_checked_and_timed_beside_jax(orientation):
-    result = products.measure(products.Case(9, 21, 13, orientation), seconds=0)
-    assert result.error < products.TOLERANCE
+def test_products_are_checked_and_timed_beside_jax(orientation, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        result = products.measure(products.Case(9, 21, 13, orientation, dtype), seconds=0)
+    assert result.error <= products.TOLERANCES[dtype]
     assert {"pbkern", "jax"} <= set(result.times)
     assert 0 < result.ratio < 1000
     assert len(products.cases([orientation])) == len(products.SHAPES)

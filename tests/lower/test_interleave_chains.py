@@ -8,15 +8,15 @@ import pytest
 import pbkern
 from pbkern.lower.mlir.operation import Operation, Region
 from pbkern.targets.cpu.emit.interleave_chains import (
+    FEW_LIVE,
     MOST_INTERLEAVED,
-    MOST_LIVE_OF_TWO,
+    MOST_LIVE,
     SHORTEST_INTERLEAVED,
     interleaved,
 )
 
 VECTOR = "vector<16xf32>"
 REGISTERS = 32
-MOST_LIVE = MOST_LIVE_OF_TWO * REGISTERS // 2
 
 
 def load(result: str) -> Operation:
@@ -58,7 +58,7 @@ def test_short_points_stay_one_after_the_other():
 @pytest.mark.parametrize(
     "last",
     [
-        Operation("scf.if", ("%t",), "", f" %s -> ({VECTOR})", (Region([]),), result="%c"),
+        Operation("scf.if", ("%t",), "", f" %s -> ({VECTOR})", (Region([]),), "%c"),
         Operation("scf.if", ("%t",), regions=(Region([]),)),
         Operation("func.call", syntax=" @print()"),
     ],
@@ -125,29 +125,43 @@ def test_groups_of_short_lived_values_have_twice_the_points():
     assert order[: len(points)] == [point[0] for point in points]
 
 
-def with_constants(name: str, count: int) -> list[Operation]:
-    """A point in which one vector is alive at a time, beside constants."""
-    constants = [
-        Operation("vector.broadcast", (f"%scalar{k}",), f"f32 to {VECTOR}", result=f"%{name}c{k}")
-        for k in range(count)
-    ]
-    steps = [
-        Operation("arith.mulf", (f"%{name}{k}", f"%{name}c{k}"), VECTOR, result=f"%{name}{k + 1}")
-        for k in range(count)
-    ]
-    last = Operation("vector.store", (f"%{name}{count}", "%b", "%i"), f"memref<64xf32>, {VECTOR}")
-    return [*constants, load(f"%{name}0"), *steps, last]
+def steps_of_squares(name: str, count: int) -> list[Operation]:
+    """A point whose steps need three vectors each, and leave one."""
+    operations, last = [load(f"%{name}0")], f"%{name}0"
+    for k in range(count):
+        one, other, total = (f"%{name}{part}{k}" for part in "pqr")
+        operations += [
+            Operation("arith.addf", (last, last), VECTOR, result=one),
+            Operation("arith.mulf", (last, last), VECTOR, result=other),
+            Operation("arith.addf", (one, other), VECTOR, result=total),
+        ]
+        last = total
+    store = Operation("vector.store", (last, "%b", "%i"), f"memref<64xf32>, {VECTOR}")
+    return [*operations, store]
 
 
-def test_constants_are_counted_once_for_all_points():
-    points = [with_constants(name, 10) for name in "abcdefgh"]
-    order = interleaved(points, REGISTERS)
-    assert order[: len(points)] == [point[0] for point in points]
+def most_live(order: list[Operation]) -> int:
+    """Vectors that are made and still to be read, at most."""
+    ends = {name: k for k, op in enumerate(order) for name in op.operands}
+    starts = {op.result: k for k, op in enumerate(order) if op.result}
+    return max(sum(starts[x] <= k <= ends[x] for x in starts) for k in range(len(order)))
 
 
-def test_groups_fit_the_processors_registers():
-    points = [chain(name, SHORTEST_INTERLEAVED) for name in "abcdefgh"]
-    for registers, together in ((32, 8), (16, 4)):
-        order = interleaved(points, registers)
-        assert order[:together] == [point[0] for point in points[:together]]
-        assert order[together] == points[0][1]
+@pytest.mark.parametrize(("registers", "together"), [(32, 1), (16, 3)])
+def test_runs_that_leave_one_vector_take_turns_where_registers_are_few(registers, together):
+    """Eight points of 16 registers have a register each between their steps, so that steps take turns."""
+    points = [steps_of_squares(name, SHORTEST_INTERLEAVED) for name in "abcdefgh"]
+    order = interleaved(points, registers)
+    assert sorted(map(id, order)) == sorted(id(op) for point in points for op in point)
+    loads = [point[0] for point in points]
+    assert order[:8] == loads
+    assert order[8 : 8 + together] == points[0][1 : 1 + together]
+    assert order[8 + together] is points[1][1]
+    assert most_live(order) <= registers * FEW_LIVE
+
+
+def test_points_without_operations_beside_long_ones():
+    """A point that another one computes has nothing to do, also the first one."""
+    points = [[], *(steps_of_squares(name, SHORTEST_INTERLEAVED) for name in "abcdefg")]
+    order = interleaved(points, 16)
+    assert sorted(map(id, order)) == sorted(id(op) for point in points for op in point)

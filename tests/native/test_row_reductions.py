@@ -7,6 +7,9 @@ import pytest
 from jax import lax
 
 import pbkern
+from pbkern import config
+
+from .test_other_machines import runs_here
 
 pytestmark = pytest.mark.usefixtures("wide_types")
 LENGTHS = (1, 2, 5, 8, 16, 20, 33, 64, 100, 257)
@@ -194,3 +197,41 @@ def test_factors_of_few_channels_are_computed_once(rng):
     divisions = [line for line in f.as_text(x, stage="nests").splitlines() if "sqrt" in line]
     assert len(divisions) == 1
     assert "%t" in divisions[0].split("=")[0]
+
+
+@pytest.mark.parametrize("machine", [None, "x86-64-v3"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("axis", [0, 1, (0, 2)])
+def test_extremes_of_columns_and_pairs_keep_nan_and_signs_of_zeros(machine, dtype, axis, rng):
+    if machine is not None and not runs_here(machine):
+        pytest.skip("the processor has no AVX2")
+    choices = np.array([0.0, -0.0, -1.5, 2.5, -np.inf, np.inf, np.nan, -np.nan])
+    odds = np.array([0.1, 0.8, 0.02, 0.01, 0.02, 0.01, 0.02, 0.02])
+    x = rng.choice(choices, (7, 19, 37), p=odds).astype(jnp.dtype(dtype))
+    x[:, :, ::3] = np.where(x[:, :, ::3] == x[:, :, ::3], x[:, :, ::3], -0.0)  # few NaN there
+
+    def f(x):
+        y = x[::-1]
+        return x.max(axis), x.min(axis), jnp.maximum(x, y), jnp.minimum(x, y)
+
+    with config.override(machine=machine):
+        got = pbkern.jit(f)(x)
+    wide = x.astype(np.float64)
+    pairs = np.stack([wide, wide[::-1]])
+    wanted = [_extreme(wide, axis, pick) for pick in (-1, 0)]
+    wanted += [_extreme(pairs, 0, pick) for pick in (-1, 0)]
+    for result, want in zip(got, wanted):
+        result = np.asarray(result, np.float64)
+        np.testing.assert_array_equal(result, want)
+        numbers = want == want
+        np.testing.assert_array_equal(np.signbit(result)[numbers], np.signbit(want)[numbers])
+
+
+def _extreme(x: np.ndarray, axis: int | tuple[int, ...], pick: int) -> np.ndarray:
+    """The maximum (-1) or minimum (0) with -0 < 0, NaN where one is."""
+    axes = (axis,) if isinstance(axis, int) else axis
+    rows = np.moveaxis(x, axes, range(-len(axes), 0))
+    rows = rows.reshape(*rows.shape[: -len(axes)], -1)
+    order = np.lexsort((~np.signbit(rows), rows), axis=-1)
+    best = np.take_along_axis(rows, order, -1)[..., pick]
+    return np.where(np.isnan(rows).any(-1), np.nan, best)

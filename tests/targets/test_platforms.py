@@ -121,6 +121,7 @@ def test_machine_of_aarch64(on_arm):
     neon = detect._machine.__wrapped__(None)
     assert (neon.vector_bits, neon.registers) == (128, 28)
     assert not neon.stores_past_caches
+    assert not neon.asymmetric_minima
     assert not any([neon.avx512, neon.vnni, neon.bf16_pairs, neon.amx_bf16, neon.amx_int8])
     assert neon.source.startswith("0xd0c")
 

@@ -14,9 +14,15 @@ from typing import Any, Protocol
 
 
 class MathTable(Protocol):
-    """A target's functions. divides_scalars: whether quotients of scalars by numbers are left to LLVM."""
+    """A target's functions.
+
+    divides_scalars: whether quotients of scalars by numbers are left to LLVM.
+    asymmetric_minima: whether the instruction for the smaller of two floats returns its second operand where one is NaN or
+    both are zeros.
+    """
 
     divides_scalars: bool
+    asymmetric_minima: bool
 
     def lookup(self, function: str, el: str) -> Callable[[Any, Any], Any] | None:
         """The target's (builder, value) -> value for an element type in registers, f32 or f64; None: the shared one.
@@ -29,6 +35,7 @@ class SharedMath:
     """A target without versions of its own."""
 
     divides_scalars = False
+    asymmetric_minima = False
 
     def lookup(self, function: str, el: str) -> None:
         return None

@@ -327,6 +327,8 @@ class Builder:
             x, y = y, x
         bound = self.number(y)
         if bound is None or bound != bound:
+            if op == "min" and x.lanes and self.math.asymmetric_minima:
+                return self._union_of_minima(x, y)
             return self.same(f"arith.{op}imumf", x, y)
         # A constant that is a number wins or loses by one comparison, false for NaN; a zero of the
         # winning sign also wins ties, so that max(-0, +0) = +0 and min(+0, -0) = -0.
@@ -334,6 +336,12 @@ class Builder:
         strict = "gt" if op == "max" else "lt"
         predicate = {"gt": "ge", "lt": "le"}[strict] if wins_ties else strict
         return self.select(self.cmp(predicate, y, x), y, x)
+
+    def _union_of_minima(self, x: Ssa, y: Ssa) -> Ssa:
+        """The smaller by two instructions, each of which returns its second operand where one is NaN or both are zeros."""
+        el = int_el(x.el)
+        one, other = (self.select(self.cmp("lt", a, b), a, b) for a, b in ((x, y), (y, x)))
+        return self.bitcast(self.or_(self.bitcast(one, el), self.bitcast(other, el)), x.el)
 
     def at_least(self, x: Ssa, low: float) -> Ssa:
         """max(x, low) that keeps NaN: one instruction (low > x ? low : x)."""

@@ -59,6 +59,7 @@ class CpuBackend:
             vnni=machine.vnni,
             amx_bf16=fast and machine.amx_bf16,
             amx_int8=machine.amx_int8,
+            asymmetric_minima=machine.asymmetric_minima,
             l1_bytes=machine.l1_bytes,
             l1_ways=machine.l1_ways,
             l2_bytes=machine.l2_bytes,

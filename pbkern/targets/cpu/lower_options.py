@@ -32,6 +32,7 @@ class LowerOptions(BuildOptions):
       prefetch_steps: how many programs ahead blocks of operands are prefetched; 0: none.
       avx512: the machine has AVX-512F and DQ; bf16_pairs: AVX512-BF16; vnni: AVX512-VNNI;
         amx_bf16, amx_int8: tiles of AMX.
+      asymmetric_minima: see CpuMachine.
       l1_bytes, l2_bytes: caches of a core. l1_ways: lines of one set of the first.
       stream_bytes: results of this size and more are written past the caches; they start at a cache
         line.
@@ -56,6 +57,7 @@ class LowerOptions(BuildOptions):
     vnni: bool = False
     amx_bf16: bool = False
     amx_int8: bool = False
+    asymmetric_minima: bool = False
     l1_bytes: int = 32 << 10
     l1_ways: int = 8
     l2_bytes: int = 1 << 20

@@ -15,6 +15,7 @@ from pbkern.lower.passes.unswitching import Unswitch
 from pbkern.lower.passes.window_gathers import LoopOverWindowStarts
 from pbkern.targets.cpu.locality.cache_blocking import BlockForCaches
 from pbkern.targets.cpu.locality.window_sums import FactorWindowSums
+from pbkern.targets.cpu.math.extremes import maxima_as_minima
 from pbkern.targets.cpu.packing.narrow_operands import SinkWideningCasts
 from pbkern.targets.cpu.packing.pack import Pack
 from pbkern.targets.cpu.packing.row_padding import PadScratchRows
@@ -22,6 +23,7 @@ from pbkern.targets.cpu.schedule.decide_schedules import DecideSchedules
 from pbkern.targets.cpu.schedule.instructions import INSTRUCTIONS
 
 _reassociates = attrgetter("options.contract")
+_has_asymmetric_minima = attrgetter("options.asymmetric_minima")
 
 
 def _has_word_products(context: NestContext) -> bool:
@@ -92,6 +94,12 @@ CPU_PASSES = (
         "pack",
         Pack(),
         "operands of contractions are stored as the register tile reads them",
+    ),
+    Pass(
+        "maxima as minima",
+        maxima_as_minima,
+        "a minimum that keeps NaN and signs of zeros takes fewer instructions; after passes that look for maxima",
+        when=_has_asymmetric_minima,
     ),
     Pass(
         "decide schedules",

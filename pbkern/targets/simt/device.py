@@ -90,6 +90,7 @@ class NvidiaMath:
     approx: bool
 
     divides_scalars = False
+    asymmetric_minima = False
 
     def lookup(self, function: str, el: str) -> Callable[[Any, Any], Any] | None:
         if (function, el) == ("bf16", "f32"):

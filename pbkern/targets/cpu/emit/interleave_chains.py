@@ -2,6 +2,10 @@
 
     a1; a2; a3; b1; b2; b3   ->   a1; b1; a2; b2; a3; b3
 
+Where their vectors are more than the registers hold, runs of operations take turns that leave one vector of a point to be read:
+
+    a1; .. a9; a10; .. a18; b1; .. b9; b10; .. b18   ->   a1; .. a9; b1; .. b9; a10; .. a18; b10; .. b18
+
 A point is often one long chain of dependent operations, and a processor looks only some sixty
 vector operations ahead. LLVM keeps the order that it is given. Measured on Zen 4 with 4 points:
 Newton's iterations 1.35 times as fast, Black-Scholes 1.4, mish and powers 1.2, gelu 1.1; short
@@ -10,7 +14,8 @@ points, which are under way together anyway, gain nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 from pbkern.lower.mlir.operation import Operation
 from pbkern.lower.mlir.text import Block
@@ -23,16 +28,16 @@ from .addressing import NestWalk, Point
 SHORTEST_INTERLEAVED = 20
 # Most points of a group. Measured with 4 on Zen 4, see above.
 MOST_INTERLEAVED = 4
-# Twice as many are a group if their vectors that are still to be read leave so many registers free, which constants take.
-# Ten steps of Newton's method take 0.64 ms with 8 points, 0.73 with 4.
-CONSTANT_REGISTERS = 6
-# Operations during whose 10 to 20 cycles a vector goes to the first cache and comes back: with them, twice as many points are
-# a group if registers hold half of their vectors. The same steps with 16 registers of 256 bits: 0.77 ms with 8 points, 0.98
-# with 4.
-LONG_LATENCY = ("arith.divf", "math.sqrt")
-# Most vectors of a group that are still to be read, of each two registers: what registers do not hold comes from the first
-# cache.
-MOST_LIVE_OF_TWO = 3
+# Twice as many are a group if at most so large a part of the registers holds vectors that are still to be read: the rest is
+# for constants. Ten steps of Newton's method take 0.70 ms with 8 points, 0.85 with 4 (Zen 4, 32 registers).
+FEW_LIVE = 13 / 16
+# Most vectors of a group that are still to be read, where the processor has 32 registers: the rest comes from the first cache.
+MOST_LIVE = 48
+# Ten steps of Newton's method with 8 points take 0.73 ms operation by operation, 0.59 in runs; with 16 registers 0.99 and 0.61.
+# Powers with 4 points take 4.6 ms in runs, 3.2 operation by operation.
+# Operations of the longest run that takes turns with those of other points: eight of them are as many as the processor looks
+# ahead, and some more.
+LONGEST_RUN = 16
 STORES = ("vector.store", "vector.maskedstore")
 
 
@@ -59,7 +64,7 @@ def interleave_points(
 
 
 def interleaved(points: list[list[Operation]], registers: int) -> list[Operation]:
-    """The operations of independent points, for a processor with so many vector registers.
+    """The operations of independent points, for so many registers.
 
     Those with branches stay as they are: they end what LLVM schedules together.
     """
@@ -68,16 +73,21 @@ def interleaved(points: list[list[Operation]], registers: int) -> list[Operation
         or max(map(len, points)) < SHORTEST_INTERLEAVED
     ):
         return [operation for operations in points for operation in operations]
-    size = 2 * MOST_INTERLEAVED
-    groups = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
-    most = MOST_LIVE_OF_TWO * registers // 2
-    waits = any(op.name in LONG_LATENCY for op in points[0])
-    if max(map(_most_live, groups)) > (2 * registers if waits else registers - CONSTANT_REGISTERS):
+    size, few = 2 * MOST_INTERLEAVED, FEW_LIVE * registers
+
+    def grouped(run: Sequence[int] = ()) -> list[list[Operation]]:
+        return [_interleave_points(points[k : k + size], run) for k in range(0, len(points), size)]
+
+    groups = grouped()
+    if len(points) > MOST_INTERLEAVED and max(map(_most_live, groups)) > few:
+        runs = _runs(max(points, key=len))  # others may share all that they compute
+        groups = grouped(runs) if max(runs) <= LONGEST_RUN else groups
+    if max(map(_most_live, groups)) > few:
         size = MOST_INTERLEAVED
-        groups = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
-    while 1 < size <= MOST_INTERLEAVED and max(map(_most_live, groups)) > most:
+        groups = grouped()
+    while size > 1 and max(map(_most_live, groups)) > MOST_LIVE:
         size //= 2
-        groups = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
+        groups = grouped()
     return [x for group in groups for x in group]
 
 
@@ -86,35 +96,47 @@ def _is_plain(op: Operation) -> bool:
     return op.name in STORES or (op.value is not None and not op.regions)
 
 
-def _interleave_points(points: list[list[Operation]]) -> list[Operation]:
-    """One operation of each point after the other.
+def _runs(operations: list[Operation]) -> list[int]:
+    """Lengths of the runs of a point's operations behind which at most one vector is still to be read."""
+    ends = [k + 1 for k, (_, left) in enumerate(_live(operations)) if left <= 1]
+    return [end - start for start, end in itertools.pairwise([0, *ends])]
+
+
+def _interleave_points(points: list[list[Operation]], runs: Sequence[int]) -> list[Operation]:
+    """A run of operations of each point after the other, as long as `runs` says; without, one operation.
 
     What a point needs of an earlier one, such as a load, comes before.
     """
     defined = {operation.result for operations in points for operation in operations}
     known: set[str] = set()
-    waiting, order = [list(reversed(operations)) for operations in points], []
-    while any(waiting):
+    waiting, order = [list(reversed(operations)) for operations in points], list[Operation]()
+    for run in itertools.chain(runs, itertools.repeat(1)):
+        if not any(waiting):
+            return order
         for operations in filter(None, waiting):
-            op = operations[-1]
-            if known.issuperset(defined.intersection(op.operands)):
-                known.update(op.defined)
+            for _ in range(run):
+                if not operations or not known.issuperset(
+                    defined.intersection(operations[-1].operands)
+                ):
+                    break
+                known.update(operations[-1].defined)
                 order.append(operations.pop())
-    return order
+    raise AssertionError("turns do not end by themselves")
 
 
 def _most_live(operations: list[Operation]) -> int:
-    """The most vectors that are made and still to be read. Those that loads have no part in are the same in all points."""
+    """The most vectors that are made and still to be read."""
+    return max((live for live, _ in _live(operations)), default=0)
+
+
+def _live(operations: list[Operation]) -> Iterator[tuple[int, int]]:
+    """Vectors that are made and still to be read, with each operation's result, and behind it."""
     last = {name: k for k, op in enumerate(operations) for name in op.names}
     live: set[str] = set()
-    varying: set[str] = set()
-    most = 0
     for k, op in enumerate(operations):
         value = op.value
-        if value is not None and (op.indexes or not varying.isdisjoint(op.operands)):
-            varying.add(value)
-            if "vector<" in op.types and not op.types.endswith("xi1>"):
-                live.add(value)
-        most = max(most, len(live))
+        if value is not None and "vector<" in op.types and not op.types.endswith("xi1>"):
+            live.add(value)
+        count = len(live)
         live = {value for value in live if last[value] > k}
-    return most
+        yield count, len(live)

@@ -83,6 +83,8 @@ class CpuMachine(Machine):
         AVX512-VL).
       amx_bf16, amx_int8: multiplies tiles of bfloat16, and of bytes (AMX), and the system lets this
         process use their registers.
+      asymmetric_minima: the instruction for the smaller of two floats returns its second operand where one is NaN or both
+        are zeros (MINPS; Intel's manual, volume 2).
       stores_past_caches: whether large results may be written past the caches.
       sources: figure -> where it comes from. Keys of what is kept on disk do not depend on it.
     """
@@ -96,6 +98,7 @@ class CpuMachine(Machine):
     vnni: bool = False
     amx_bf16: bool = False
     amx_int8: bool = False
+    asymmetric_minima: bool = True
     stores_past_caches: bool = True
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
@@ -194,6 +197,7 @@ def instruction_sets(flags: Collection[str], bits: int, kind: CoreKind) -> dict[
     flags = set(flags)
     return {
         "registers": NEON_REGISTERS if "asimd" in flags else 16 if bits < 512 else 32,
+        "asymmetric_minima": "asimd" not in flags,
         "stores_past_caches": "asimd" not in flags,
         "avx512": {"avx512f", "avx512dq"} <= flags,
         "bf16_pairs": kind.pair_share > 1 and {"avx512_bf16", "avx512vl"} <= flags,

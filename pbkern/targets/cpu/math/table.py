@@ -39,6 +39,7 @@ class Avx512Math:
 
     # LLVM multiplies by the number's reciprocal as an integer.
     divides_scalars = True
+    asymmetric_minima = True
 
     def lookup(self, function: str, el: str) -> Function | None:
         return {"f32": OF_F32, "f64": OF_F64}[el].get(function)
@@ -49,6 +50,10 @@ class PlainMath(SharedMath):
 
     divides_scalars = True
 
+    def __init__(self, *, asymmetric_minima: bool):
+        self.asymmetric_minima = asymmetric_minima
+
 
 AVX512 = Avx512Math()
-PLAIN = PlainMath()
+X86 = PlainMath(asymmetric_minima=True)
+NEON = PlainMath(asymmetric_minima=False)

@@ -67,7 +67,9 @@ LONG_WAIT = 64
 # Multiply-adds that are under way at once; two begin in a cycle. Source: not recorded.
 PRODUCTS_UNDER_WAY = 8
 # Cycles that a reduction step waits for an element of a far row. Measured on Zen 4, 64 x 256 by 8000 x 256: 3.0 ms with
-# tiles of 6 rows and 64 columns, 4.2 with 14 rows and 32 columns, which read the 8000 rows twice.
+# tiles of 6 rows and 64 columns, 4.2 with 14 rows and 32 columns, which read the 8000 rows twice. Without this price, calls in
+# turn: a @ b.T of 64 x 256 x 8000 3.0 -> 4.3 ms, of 32000 x 512 x 64 20.4 -> 22.4, a.T @ b of 4096 x 4096 x 64 25 -> 35; with
+# 0.03 as with 0.1.
 FAR_ROW_CYCLES = 0.1
 # Cycles of a store whose line leaves the first cache for those of the tile's other rows. Measured on Zen 4, float32 results
 # of 2,048 columns: 10 more cycles than with 2,080.
