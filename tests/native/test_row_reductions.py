@@ -235,3 +235,12 @@ def _extreme(x: np.ndarray, axis: int | tuple[int, ...], pick: int) -> np.ndarra
     order = np.lexsort((~np.signbit(rows), rows), axis=-1)
     best = np.take_along_axis(rows, order, -1)[..., pick]
     return np.where(np.isnan(rows).any(-1), np.nan, best)
+
+
+def test_maxima_beside_places_of_maxima():
+    """A search has two accumulators, and is one reduction."""
+    x = np.random.default_rng(0).standard_normal((5, 37)).astype(np.float32)
+    place, most, least = pbkern.jit(lambda x: (x.argmax(1), x.max(1), x.min(1)))(x)
+    np.testing.assert_array_equal(place, x.argmax(1))
+    np.testing.assert_array_equal(most, x.max(1))
+    np.testing.assert_array_equal(least, x.min(1))

@@ -119,10 +119,13 @@ class Runner:
                 module = shapes.concrete(self.module, arguments)
                 if self.strict or not self.symbolic or shapes.is_symbolic(module):
                     raise
-                in_parts = self._made[key] = compiled_graph(
+                in_parts = compiled_graph(
                     module, arguments, self.name, self.compile, self.graph, self.strict
                 )
-                return in_parts
+                several = _returns_several(module)
+                run = lambda arguments: [*in_parts(arguments)] if several else [in_parts(arguments)]
+                self._made[key] = run
+                return run
             self.captured = None
             compiled = self.compile(captured, self.name, self.graph.device)
             self.graph.compiled.append(compiled)
@@ -273,9 +276,14 @@ def _all_of(missing: Sequence[torch.fx.Node]) -> UnsupportedOp:
     )
 
 
+def _returns_several(module: torch.fx.GraphModule) -> bool:
+    """Whether a graph returns a list, and not one value."""
+    output = next(node for node in module.graph.nodes if node.op == "output").args[0]
+    return isinstance(output, list | tuple)
+
+
 def _unpacked(run: Callable, part: torch.fx.GraphModule) -> Callable:
-    output = next(node for node in part.graph.nodes if node.op == "output").args[0]
-    several = isinstance(output, list | tuple)
+    several = _returns_several(part)
 
     def forward(*arguments: Any) -> Any:
         results = run(arguments)

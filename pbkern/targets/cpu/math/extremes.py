@@ -18,7 +18,6 @@ from dataclasses import replace
 from pbkern.lower.mlir.element_types import compute_el, is_float
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Accumulator, Expr, Nest, Op, Reduction, Stmt, with_nests
-from pbkern.lower.nest.reductions import width
 
 
 def maxima_as_minima(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
@@ -27,15 +26,14 @@ def maxima_as_minima(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
 
 
 def _as_minima(nest: Nest, context: NestContext) -> Nest:
-    negated, at, reductions = set[int](), 0, list[Reduction]()
-    for reduction in nest.reductions:
+    negated, reductions = set[int](), list[Reduction]()
+    for number, reduction in enumerate(nest.reductions):
         is_maximum = reduction.op == "max" and is_float(compute_el(reduction.dtype))
         if is_maximum:
-            negated.add(at)
+            negated.add(number)
             (arg,) = reduction.args
             reduction = replace(reduction, op="min", args=(_negative(arg, context),))
         reductions.append(reduction)
-        at += width(reduction)
     if not negated or nest.ordered:
         return nest
 
