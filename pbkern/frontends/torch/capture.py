@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -187,20 +188,22 @@ def capture(
     checked: bool = True,
     rounds: bool = False,
     views: bool = True,
+    shared: bool = False,
 ) -> CapturedGraph:
     """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled.
 
     strided: tensors come, and results go, in the orders of dimensions that Torch has in memory;
     else all are row-major. checked: whether indices and divisors are checked. rounds: whether each
     operator rounds its 16-bit results. views: whether results that are views of arguments or of other
-    results stay views; else the jaxpr makes arrays of them.
+    results stay views; else the jaxpr makes arrays of them. shared: whether those that are views of a
+    value that is no result share its memory, too; AOTAutograd sees to that where gradients are taken.
     """
     module = shapes.concrete(module, arguments)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     returned = _returned(module)
     results = dict.fromkeys(node for node in returned if isinstance(node, torch.fx.Node))
     computed = [node for node in results if node not in placeholders]
-    sources = _views(computed, placeholders) if views else {}
+    sources = _views(computed, placeholders, shared) if views else {}
     places: dict[torch.fx.Node, Any] = {}
     steps: dict[torch.fx.Node, tuple[Callable[[Any], Any], ...]] = {}
     checks: list[in_range.Check] = []
@@ -231,7 +234,8 @@ def capture(
                 for node, (_, chain) in sources.items()
             }
         )
-        stored = [node for node in computed if node not in sources]
+        viewed = (source for source, _ in sources.values() if source not in placeholders)
+        stored = dict.fromkeys([*(node for node in computed if node not in sources), *viewed])
         outputs, places_of_outputs = _outputs(env, stored, strided)
         places.update(places_of_outputs)
         return outputs
@@ -260,9 +264,12 @@ def _returned(module: torch.fx.GraphModule) -> Sequence[Any]:
 
 
 def _views(
-    computed: Sequence[torch.fx.Node], placeholders: Sequence[torch.fx.Node]
+    computed: Sequence[torch.fx.Node], placeholders: Sequence[torch.fx.Node], shared: bool
 ) -> dict[torch.fx.Node, tuple[torch.fx.Node, list[torch.fx.Node]]]:
-    """Results that are views of an argument or of another result -> it, and the operators of the views in order."""
+    """Results that are views of an argument or of another result -> it, and the operators of the views in order.
+
+    shared: also of values that are no results, where several results are views of one, or one has all of its elements.
+    """
     sources = {
         *(node for node in placeholders if isinstance(node.meta["val"], torch.Tensor)),
         *(node for node in computed if not _is_view(node)),
@@ -275,9 +282,17 @@ def _views(
             source = source.args[0]  # type: ignore[assignment]
         numbers = (arg for view in chain for arg in view.all_input_nodes[1:])
         is_known = not any(isinstance(arg.meta.get("val"), torch.Tensor) for arg in numbers)
-        if chain and source in sources and is_known:
+        if chain and is_known:
             views[node] = source, chain[::-1]
-    return views
+    elements: Counter[torch.fx.Node] = Counter()
+    for node, (source, _) in views.items():
+        value = source.meta.get("val")
+        if shared and source.op == "call_function" and isinstance(value, torch.Tensor):
+            is_viewed_twice = source in elements
+            elements[source] += node.meta["val"].numel()
+            if is_viewed_twice or elements[source] >= value.numel():
+                sources.add(source)
+    return {node: view for node, view in views.items() if view[0] in sources}
 
 
 def _is_view(node: torch.fx.Node) -> bool:

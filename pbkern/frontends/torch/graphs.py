@@ -98,6 +98,17 @@ class Runner:
         self._only: Callable[[Sequence[Any]], list[Any]] | None = None
         self._lock = threading.RLock()
 
+    def capture(self, arguments: Sequence[Any]) -> CapturedGraph:
+        """Captures the graph for arguments like these, which may be fake. Raises NotCompiled."""
+        graph = self.graph
+        return capture(
+            self.module,
+            arguments,
+            checked=graph.checked,
+            rounds=graph.rounds,
+            shared=graph.kind == "inference",
+        )
+
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         if self._only is not None:
             return self._only(arguments)
@@ -112,9 +123,7 @@ class Runner:
             if key in self._made:
                 return self._made[key]
             try:
-                captured = self.captured or capture(
-                    self.module, arguments, checked=self.graph.checked, rounds=self.graph.rounds
-                )
+                captured = self.captured or self.capture(arguments)
             except NotCompiled:
                 module = shapes.concrete(self.module, arguments)
                 if self.strict or not self.symbolic or shapes.is_symbolic(module):
@@ -211,9 +220,7 @@ def compiled_graph(
         whole = Runner(module, name, compile_jaxpr, graph, strict)
         try:
             if not whole.symbolic:
-                whole.captured = capture(
-                    module, examples, checked=graph.checked, rounds=graph.rounds
-                )
+                whole.captured = whole.capture(examples)
             return _boxed(whole)
         except NotCompiled:
             if strict:
@@ -260,7 +267,7 @@ def _in_parts(
         examples = [node.meta.get("val") for node in part.graph.nodes if node.op == "placeholder"]
         try:
             if not run.symbolic:
-                run.captured = capture(part, examples, checked=graph.checked, rounds=graph.rounds)
+                run.captured = run.capture(examples)
         except NotCompiled as e:
             return parts, e
         part.forward = _unpacked(run, part)  # type: ignore[method-assign]

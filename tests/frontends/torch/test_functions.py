@@ -260,3 +260,40 @@ def test_a_diagonal_of_one_product_beside_another():
 
     args = [torch.rand(4, 2).requires_grad_(), torch.rand(2, 3).requires_grad_()]
     check_gradients(pbkern.polyblocks_jit_torch(f), f, *args)
+
+
+def turned_and_scaled(x):
+    y = x * 2
+    z = y.t()
+    z.mul_(3)
+    return y, z
+
+
+@pytest.mark.parametrize("f", [
+    turned_and_scaled,
+    lambda x: (lambda y: (y.narrow(0, 0, 1), y.unsqueeze(0).squeeze(0)))(x * 3),
+    lambda x: torch.tanh(x).split(1),
+    lambda x: (torch.exp(x)[None].expand(1000, -1, -1),),
+    lambda x: (x.t() * 1).reshape(-1).chunk(2),
+])  # fmt: skip
+def test_views_of_one_value_share_memory(f):
+    x = torch.rand(3, 3)
+    with torch.no_grad():
+        results, expected = torch.compile(f, backend="pbkern")(x), f(x)
+    assert len({r.untyped_storage().data_ptr() for r in results}) == 1
+    for got, want in zip(results, expected, strict=True):
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+        assert got.storage_offset() == want.storage_offset()
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_masks_whose_gradient_has_parts_in_torch():
+    f = lambda x: x[x > 0].sin()
+    for x in (torch.tensor([[1.0, -1], [2, 3]]), torch.randn(3, 4)):
+        given = [x.clone().requires_grad_() for _ in range(2)]
+        got, want = (
+            torch.autograd.grad(g(y).sum(), y)
+            for g, y in zip((torch.compile(f, backend="pbkern"), f), given)
+        )
+        torch.testing.assert_close(got, want)
