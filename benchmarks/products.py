@@ -167,6 +167,9 @@ def measure(case: Case, seconds: float, threads: int = 1) -> Result:
 def _of_torch(case: Case, arrays: Sequence, threads: int) -> dict[str, Callable[[], object]]:
     """Eager PyTorch, where it is installed."""
     try:
+        # PyTorch's threads leave the cores to the next peer when their work is done; by default they spin there for a while.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        os.environ.setdefault("GOMP_SPINCOUNT", "0")
         import torch
     except ImportError:
         return {}
