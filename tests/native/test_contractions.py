@@ -572,3 +572,24 @@ def test_one_pair_of_features_is_packed():
     assert float(jnp.abs(got.astype(jnp.float32) - exact).max()) <= 0.03 * float(
         jnp.abs(exact).max()
     )
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [("int8", "int8"), ("uint8", "int8"), ("int16", "int16"), ("uint8", "uint8")]
+)
+@pytest.mark.parametrize("depth", [8191, 8200, 16386, 40001])
+def test_deep_products_of_narrow_integers(left, right, depth):
+    """Words are summed in runs, whose panels stay in a near cache; sums wrap around as int32."""
+    rng = np.random.default_rng(depth)
+    x, y = (
+        rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+        for dtype, shape in ((left, (17, depth)), (right, (depth, 37)))
+    )
+    product = lambda x, y: jax.lax.dot(
+        x.astype("int32"), y.astype("int32"), preferred_element_type=jnp.int32
+    )
+    exact = x.astype("i8") @ y.astype("i8")
+    want = exact.astype("i4")
+    np.testing.assert_array_equal(pbkern.jit(product)(x, y), want)
+    scaled = pbkern.jit(lambda x, y: product(x, y) * 0.5 + 1)(x, y)
+    np.testing.assert_allclose(scaled, want * np.float32(0.5) + 1, rtol=1e-6)

@@ -48,7 +48,6 @@ class SinkWideningCasts:
     fewest_word_products: int = threshold(
         16, "products of one sum that are worth words. Source: not recorded"
     )
-    most_word_products: int = threshold(8192, "products of one sum: more fill no panel")
     fewest_word_readers: int = threshold(
         8, "points that share an element whose word is worth making"
     )
@@ -105,9 +104,9 @@ class SinkWideningCasts:
             inner if len(inner) == 1 else [depth_dim(nest, arg, 2) for arg in args]
         )  # either may be the broadcast one
         depths = [nest.dims[dim] for dim in along if dim is not None]
-        return any(
-            self.fewest_word_products <= depth <= self.most_word_products for depth in depths
-        ) and all(nest.reuse(arg) >= self.fewest_word_readers for arg in args)
+        return any(depth >= self.fewest_word_products for depth in depths) and all(
+            nest.reuse(arg) >= self.fewest_word_readers for arg in args
+        )
 
     def _without_copies(self, stmts: Sequence[Stmt], context, live: set[Buf]) -> list[Stmt]:
         """Products read narrow integers where they come from, not copies of them."""
