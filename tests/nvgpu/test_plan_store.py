@@ -129,7 +129,11 @@ def test_a_second_process_imports_neither_mlir_nor_the_fuser(tmp_path):
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    first, second = run(), run()
+    first = run()
+    entries_before = sorted(path.name for path in tmp_path.rglob("*"))
+    second = run()
+    entries_behind = sorted(path.name for path in tmp_path.rglob("*"))
+    assert entries_before == entries_behind
     assert [first.pop(what) for what in ("mlir", "fuser")] == [True] * 2
     assert [second.pop(what) for what in ("mlir", "fuser")] == [False] * 2
     assert first == second
