@@ -38,10 +38,13 @@ import runpy
 import sys
 import time
 
-os.environ.setdefault(
-    "PBKERN_CACHE", "0"
-)  # what is on disk was made by another version of the sources
-sys.path.insert(0, os.getcwd())  # this checkout's pbkern, whichever is installed
+if __name__ in (
+    "__main__",
+    "snapshot",
+):  # a program, or a plugin of pytest; tests import single functions
+    # What is on disk was made by another version of the sources.
+    os.environ.setdefault("PBKERN_CACHE", "0")
+    sys.path.insert(0, os.getcwd())  # this checkout's pbkern, whichever is installed
 
 import jax
 import numpy as np
