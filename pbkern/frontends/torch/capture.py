@@ -204,6 +204,8 @@ def capture(
     results = dict.fromkeys(node for node in returned if isinstance(node, torch.fx.Node))
     computed = [node for node in results if node not in placeholders]
     sources = _views(computed, placeholders, shared) if views else {}
+    viewed = (source for source, _ in sources.values() if source not in placeholders)
+    stored = dict.fromkeys([*(node for node in computed if node not in sources), *viewed])
     places: dict[torch.fx.Node, Any] = {}
     steps: dict[torch.fx.Node, tuple[Callable[[Any], Any], ...]] = {}
     checks: list[in_range.Check] = []
@@ -228,14 +230,8 @@ def capture(
         _Interpreter(
             module, arrays[-1] if draws else None, checks if checked else None, rounds
         ).fill(env)
-        steps.update(
-            {
-                node: tuple(_step(view, env) for view in chain)
-                for node, (_, chain) in sources.items()
-            }
-        )
-        viewed = (source for source, _ in sources.values() if source not in placeholders)
-        stored = dict.fromkeys([*(node for node in computed if node not in sources), *viewed])
+        for node, (_, chain) in sources.items():
+            steps[node] = tuple(_step(view, env) for view in chain)
         outputs, places_of_outputs = _outputs(env, stored, strided)
         places.update(places_of_outputs)
         return outputs

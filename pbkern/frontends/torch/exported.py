@@ -233,12 +233,10 @@ def _ordered(
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in captured.jaxpr.in_avals]
 
     def ordered(*arrays: Any) -> list:
+        known = dict(zip(order, arrays)) | {k: jnp.asarray(x) for k, x in constants.items()}
+        # Operands that nothing reads are not among them.
         given = [
-            arrays[order.index(k)]
-            if k in order
-            else jnp.asarray(constants[k])
-            if k in constants
-            else jnp.zeros(type_.shape, type_.dtype)
+            known[k] if k in known else jnp.zeros(type_.shape, type_.dtype)
             for k, type_ in enumerate(types)
         ]
         results = run(*given)
