@@ -14,7 +14,7 @@ TABLES = {
     "pbkern.lower.math.elementwise:RULES": ("pbkern.lower.math", 70),
     "pbkern.lower.rules.contractions:CONTRACTIONS": ("pbkern.lower.rules", 18),
     "pbkern.lower.rules.control_flow:RULES": ("pbkern.lower.rules", 3),
-    "pbkern.lower.rules.views:VIEWS": ("pbkern.lower.rules", 18),
+    "pbkern.lower.rules.views:RULES": ("pbkern.lower.rules", 18),
     "pbkern.frontends.torch.aten.table:TABLE": ("pbkern.frontends.torch.aten", 350),
     "pbkern.frontends.pallas.body:RULES": ("pbkern.frontends.pallas.call", 40),
     "pbkern.frontends.stablehlo.table:RULES": ("pbkern.frontends.stablehlo.importer", 130),

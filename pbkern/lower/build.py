@@ -26,14 +26,13 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.lower.nest.conditions.index_tests import BOOL
 from pbkern.lower.nest.context import NestContext, reports
 from pbkern.lower.nest.ir import Buf, Expr, Let, Load, Nest, Pool, Reduction, Stmt, Store
-from pbkern.lower.rules import control_flow, ref_effects
+from pbkern.lower.rules import control_flow, ref_effects, views
 from pbkern.lower.rules.contractions import CONTRACTIONS
 from pbkern.lower.rules.debug_callbacks import trace
 from pbkern.lower.rules.elementwise import elementwise_value
 from pbkern.lower.rules.reshape_views import merged
 from pbkern.lower.rules.scatter import scatter
 from pbkern.lower.rules.sort import elements_read, sorted_values
-from pbkern.lower.rules.views import VIEWS
 from pbkern.lower.values import materialise as decide
 from pbkern.lower.values import store_hazards
 from pbkern.lower.values.affine_index_arrays import row_steps
@@ -148,7 +147,9 @@ class BodyBuilder:
             jax.ShapeDtypeStruct(value.shape, value.dtype), jax.ShapeDtypeStruct((), value.dtype)
         ).jaxpr.eqns[0]
         assert tuple(eqn.outvars[0].aval.shape) == tuple(out)
-        return self.new(VIEWS.lookup("pad")(self, eqn, [value, Literal((), value.dtype, fill)]))
+        return self.new(
+            views.RULES.lookup("pad")(self, eqn, [value, Literal((), value.dtype, fill)])
+        )
 
     def new(self, value: SomeValue) -> SomeValue:
         """Notes when a value was defined."""
@@ -265,7 +266,7 @@ class BodyBuilder:
             return self.grid_sizes[eqn.params["axis"]]
         if name in SCATTERS:
             return self.new(scatter(self, eqn, ins))
-        for rules in (VIEWS, CONTRACTIONS):
+        for rules in (views.RULES, CONTRACTIONS):
             if name in rules:
                 return self.new(rules.lookup(name)(self, eqn, ins))
         return self.new(elementwise_value(self, eqn, ins))

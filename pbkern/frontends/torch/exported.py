@@ -218,7 +218,7 @@ def _check(program: torch.export.ExportedProgram) -> None:
         raise UnsupportedOp(
             "the module changes what it keeps",
             why=", ".join(str(spec.target) for spec in changed),
-            hint="model.eval()",
+            hint="model.eval(), or a module that takes this state as an argument and returns it",
         )
 
 

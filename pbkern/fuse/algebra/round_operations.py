@@ -16,12 +16,12 @@ from jax.extend import core as jex
 from pbkern._jax import bind_again
 from pbkern.core.jaxprs import called_jaxpr, equations
 from pbkern.core.ops.rounding import rounded
-from pbkern.fuse.cost.kinds import VIEWS
+from pbkern.fuse.cost.kinds import DATA_MOVEMENT
 from pbkern.fuse.simplify.driver import CONTROL, retrace
 
 # Results are operands' elements, or are rounded already.
 EXACT = {
-    *VIEWS,
+    *DATA_MOVEMENT,
     *CONTROL,
     *(
         "abs argmax argmin bitcast_convert_type clamp convert_element_type cummax cummin dynamic_slice "

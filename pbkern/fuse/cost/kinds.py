@@ -15,7 +15,7 @@ from pbkern.fuse.access.blocks import Step, volume
 from .model import CostModel
 
 # Equations that only rename elements: they emit no code, or very little.
-VIEWS = frozenset(
+DATA_MOVEMENT = frozenset(
     "broadcast_in_dim reshape squeeze slice roll transpose rev iota concatenate continued pad copy stop_gradient".split()
 )
 CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
@@ -35,7 +35,7 @@ HEAVY_OPERATIONS = 128
 
 def is_of_index_tests(primitive: str) -> bool:
     """Whether comparisons of indices, and combinations of those, consist of such operations."""
-    if primitive in VIEWS:
+    if primitive in DATA_MOVEMENT:
         return True
     row = ELEMENTWISE.get(primitive)
     return row is not None and row.in_index_tests

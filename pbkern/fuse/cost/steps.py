@@ -17,7 +17,7 @@ from pbkern.fuse.access.blocks import BlockRequests, Step, volume
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.access.scatter import share
 
-from .kinds import LOOKUPS, SINGLE_PASS, VIEWS
+from .kinds import DATA_MOVEMENT, LOOKUPS, SINGLE_PASS
 from .model import CostModel, Price, price_of
 
 
@@ -120,7 +120,7 @@ class PricedSteps:
         """Says of an equation's results whether they are stored: all that reads them is known."""
         for var in eqn.outvars:
             if var in self._moved or (var in self._consumed and self._reads[var] > 1):
-                if eqn.primitive.name not in VIEWS or not eqn.invars:
+                if eqn.primitive.name not in DATA_MOVEMENT or not eqn.invars:
                     self.stored.add(var)
                 elif not isinstance(eqn.invars[0], jex.Literal):
                     self._moved.add(eqn.invars[0])  # a view of what is stored

@@ -18,7 +18,7 @@ from pbkern.core.jaxprs import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import BufferKind, HostProgram
 from pbkern.fuse.algebra.contraction_precision import MATRIX_MODE, multiplies_halves
-from pbkern.fuse.cost.kinds import VIEWS
+from pbkern.fuse.cost.kinds import DATA_MOVEMENT
 from pbkern.fuse.cost.model import Cost
 from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.options import FuseOptions
@@ -300,7 +300,7 @@ class Explanation:
         }
 
     def _edges(self) -> list[Edge]:
-        return [edge for edge in self.edges if edge.producer.primitive.name not in VIEWS]
+        return [edge for edge in self.edges if edge.producer.primitive.name not in DATA_MOVEMENT]
 
     def _limit(self) -> float:
         return sum(kernel.cost.limit * (kernel.launches or 1) for kernel in self.kernels)
@@ -490,7 +490,7 @@ def report(name: str, node: Node, options: FuseOptions) -> KernelReport:
 
 def _work(eqn: jex.JaxprEqn, options: FuseOptions) -> float:
     """Operations of an equation, as the cost model counts them; views have none."""
-    if eqn.primitive.name in VIEWS or not eqn.outvars:
+    if eqn.primitive.name in DATA_MOVEMENT or not eqn.outvars:
         return 0.0
     return options.machine.operations(eqn) * math.prod(array_aval(eqn.outvars[0]).shape)
 

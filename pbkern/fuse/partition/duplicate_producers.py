@@ -22,7 +22,7 @@ from pbkern.core.jaxprs import leading_to
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
-from pbkern.fuse.cost.kinds import VIEWS, is_heavy
+from pbkern.fuse.cost.kinds import DATA_MOVEMENT, is_heavy
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.schedule import Schedule
 
@@ -44,7 +44,7 @@ class DuplicateMasks:
         for group in [node for node in parts.nodes if node.kind == "group" and not node.reads()]:
             names = {eqn.primitive.name for eqn in group.eqns}
             arithmetic = names & ELEMENTWISE.keys()
-            is_simple = names <= arithmetic | VIEWS
+            is_simple = names <= arithmetic | DATA_MOVEMENT
             if len(group.eqns) <= self.most_index_equations and is_simple and arithmetic:
                 _copy(parts, group, self.slack)
         return parts

@@ -18,7 +18,7 @@ from pbkern.core.jaxprs import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import Unfusable
-from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS, is_alias, is_heavy, nbytes
+from pbkern.fuse.cost.kinds import CONTRACTIONS, DATA_MOVEMENT, is_alias, is_heavy, nbytes
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.simplify.driver import CONTROL
 from pbkern.fuse.tiling.one_program import grows
@@ -138,7 +138,7 @@ class _Growth:
         """
         names = {consumer.primitive.name for consumer in (eqn, *consumers)}
         if any_shape:
-            return all(name in ELEMENTWISE or name in VIEWS for name in names)
+            return all(name in ELEMENTWISE or name in DATA_MOVEMENT for name in names)
         shape = eqn.outvars[0].aval.shape
         return names - {"slice"} <= ELEMENTWISE.keys() and all(
             consumer.outvars[0].aval.shape == shape for consumer in consumers
@@ -236,7 +236,7 @@ class _Growth:
 
         Another contraction may have it as its epilogue, so it starts a group, and merge_groups.py decides.
         """
-        if eqn.primitive.name in VIEWS or eqn.primitive.name == "convert_element_type":
+        if eqn.primitive.name in DATA_MOVEMENT or eqn.primitive.name == "convert_element_type":
             return False
         return any(
             reader.primitive.name in CONTRACTIONS and is_heavy(reader, self.machine)
@@ -250,7 +250,7 @@ class _Growth:
         for consumer in self.consumers.get(var, ()):
             if group in self.nodes_of.get(id(consumer), ()):
                 if (
-                    consumer.primitive.name in VIEWS
+                    consumer.primitive.name in DATA_MOVEMENT
                     or consumer.primitive.name == "convert_element_type"
                 ):
                     yield from self.readers_through_views(consumer.outvars[0], group)

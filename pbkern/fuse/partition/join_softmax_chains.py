@@ -13,7 +13,7 @@ from pbkern.core.jaxprs import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
-from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS
+from pbkern.fuse.cost.kinds import CONTRACTIONS, DATA_MOVEMENT
 from pbkern.fuse.graph import Node
 
 from .partitioner import Partitioner
@@ -42,7 +42,7 @@ def are_scores(values: Iterable, eqns: Sequence) -> bool:
 
 
 def _passes(eqn) -> bool:
-    return eqn.primitive.name in ELEMENTWISE or eqn.primitive.name in VIEWS
+    return eqn.primitive.name in ELEMENTWISE or eqn.primitive.name in DATA_MOVEMENT
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jax.extend import core as jex
 
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
-from pbkern.fuse.cost.kinds import VIEWS, is_of_index_tests, nbytes
+from pbkern.fuse.cost.kinds import DATA_MOVEMENT, is_of_index_tests, nbytes
 from pbkern.fuse.graph import Node, Partition
 
 LAPACK = frozenset(
@@ -72,7 +72,7 @@ class LeaveLayouts:
     def _moves(self, node: Node, beside: Iterable[Node]) -> bool:
         if node.kind == "alias":
             return all(
-                eqn.primitive.name in VIEWS for eqn in node.eqns
+                eqn.primitive.name in DATA_MOVEMENT for eqn in node.eqns
             )  # not reals of complex numbers
         if node.kind != "group" or node.finish is not None or not _computes_no_values(node):
             return False
@@ -95,6 +95,6 @@ def _computes_no_values(node: Node) -> bool:
             is_of_index_tests(name)
         ):
             indices.update(eqn.outvars)
-        elif name not in VIEWS and name != "select_n":
+        elif name not in DATA_MOVEMENT and name != "select_n":
             return False
     return True

@@ -24,9 +24,9 @@ from pbkern.fuse.access.windows_contractions import partial_reduce_p
 from pbkern.fuse.complex.views import VIEWS_OF_COMPLEX
 from pbkern.fuse.cost.kinds import (
     CONTRACTIONS,
+    DATA_MOVEMENT,
     LOOKUPS,
     SINGLE_PASS,
-    VIEWS,
     is_alias,
     is_heavy,
     nbytes,
@@ -343,7 +343,7 @@ class Partitioner:
             schedule = self.grown(eqns, outputs, current, accept)
             if schedule is not None:
                 return schedule, ""
-            cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
+            cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in DATA_MOVEMENT
             if (
                 current is not None
                 and cheap
@@ -384,7 +384,9 @@ class Partitioner:
         little = all(
             math.prod(var.aval.shape) <= self.limits.few_updates for var in (*eqn.outvars, *reads)
         )
-        known = name in ELEMENTWISE or name in VIEWS or name in LOOKUPS or name in SINGLE_PASS
+        known = (
+            name in ELEMENTWISE or name in DATA_MOVEMENT or name in LOOKUPS or name in SINGLE_PASS
+        )
         return id(eqn) in self.alone_in_place or (known and little)
 
     def in_one_program(self, eqns: list, outputs: Sequence) -> tuple[Schedule | None, str]:

@@ -14,7 +14,7 @@ from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import BlockRequests, Step, Unfusable, request, step_of, volume
 from pbkern.fuse.access.dimension_map import Places
 from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, is_whole
-from pbkern.fuse.cost.kinds import VIEWS, itemsize
+from pbkern.fuse.cost.kinds import DATA_MOVEMENT, itemsize
 
 from .online_analysis import Online
 
@@ -178,7 +178,7 @@ def _summed(eqns: Sequence) -> set[int]:
     for eqn in eqns:
         name = eqn.primitive.name
         reads = any(atom in values for atom in atoms(eqn))
-        if reads or not (name in ELEMENTWISE or name in VIEWS):
+        if reads or not (name in ELEMENTWISE or name in DATA_MOVEMENT):
             ids.add(id(eqn))
             values.update(eqn.outvars)
     return ids

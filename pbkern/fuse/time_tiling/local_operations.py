@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pbkern.core.ops.elementwise import ELEMENTWISE
-from pbkern.fuse.cost.kinds import SINGLE_PASS, VIEWS
+from pbkern.fuse.cost.kinds import DATA_MOVEMENT, SINGLE_PASS
 from pbkern.fuse.tiling.block_options import FEW_OUTER_ELEMENTS
 
 from .limits import TimeTilingLimits
@@ -19,4 +19,4 @@ def is_local(eqn, limits: TimeTilingLimits) -> bool:
             math.prod(eqn.invars[0].aval.shape[axis] for axis in eqn.params["axes"])
             <= FEW_OUTER_ELEMENTS
         )
-    return name in ELEMENTWISE or name in VIEWS or is_window(eqn, limits)
+    return name in ELEMENTWISE or name in DATA_MOVEMENT or is_window(eqn, limits)

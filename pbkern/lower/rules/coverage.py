@@ -11,10 +11,9 @@ from pbkern.core.ops.scatter import SCATTERS
 from pbkern.lower.math import elementwise
 from pbkern.lower.mlir.element_types import ELEMENTS, SUB_BYTE
 
-from . import control_flow
+from . import control_flow, views
 from .contractions import CONTRACTIONS
 from .scatter import supports as scatter_supports
-from .views import VIEWS
 
 OTHERS = (
     "sort",
@@ -39,14 +38,14 @@ def supports(eqn) -> str | None:
         dtype = getattr(var.aval, "dtype", None)
         if dtype is not None and not _fits_registers(dtype):
             return f"dtype {dtype} has no register type on this target"
-    if name in elementwise.RULES and name not in VIEWS:
+    if name in elementwise.RULES and name not in views.RULES:
         ins = [np.dtype(var.aval.dtype) for var in eqn.invars]
         if elementwise.supports(name, ins, np.dtype(eqn.outvars[0].aval.dtype)):
             return None
         return f"`{name}` is not covered for {', '.join(input_.name for input_ in ins)}"
     if name in SCATTERS:
         return scatter_supports(eqn)
-    if name in VIEWS or name in CONTRACTIONS or name in OTHERS:
+    if name in views.RULES or name in CONTRACTIONS or name in OTHERS:
         return None
     if name in control_flow.RULES:
         return next(
@@ -69,8 +68,8 @@ def _fits_registers(dtype) -> bool:
 def coverage() -> dict[str, list[str]]:
     """Covered primitives by family."""
     return {
-        "elementwise": sorted(set(elementwise.RULES) - set(VIEWS)),
-        "shape": list(VIEWS),
+        "elementwise": sorted(set(elementwise.RULES) - set(views.RULES)),
+        "shape": list(views.RULES),
         "reduction and contraction": list(CONTRACTIONS),
         "control flow": list(control_flow.RULES),
         "other": sorted((*OTHERS, *SCATTERS)),

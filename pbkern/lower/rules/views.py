@@ -32,7 +32,7 @@ GATHER_COST = 12.0
 RUN_COST = 2.0
 
 # rule(builder, eqn, operands: list[Value]) -> Value
-VIEWS: RuleTable = RuleTable("shape")
+RULES: RuleTable = RuleTable("shape")
 
 
 def view(eqn, src: Value, route) -> Lazy:
@@ -49,7 +49,7 @@ def view(eqn, src: Value, route) -> Lazy:
     )
 
 
-@VIEWS.register("broadcast_in_dim")
+@RULES.register("broadcast_in_dim")
 def _broadcast(builder, eqn, ins):
     src, dims = ins[0], eqn.params["broadcast_dimensions"]
     if isinstance(src, Literal):
@@ -61,7 +61,7 @@ def _broadcast(builder, eqn, ins):
     )
 
 
-@VIEWS.register("broadcast_to")
+@RULES.register("broadcast_to")
 def _broadcast_to(builder, eqn, ins):
     src, lead = ins[0], len(eqn.outvars[0].aval.shape) - len(ins[0].shape)
     if isinstance(src, Literal):
@@ -75,13 +75,13 @@ def _broadcast_to(builder, eqn, ins):
     )
 
 
-@VIEWS.register("transpose")
+@RULES.register("transpose")
 def _transpose(builder, eqn, ins):
     perm = list(eqn.params["permutation"])
     return view(eqn, ins[0], lambda ix: tuple(ix[perm.index(k)] for k in range(len(perm))))
 
 
-@VIEWS.register("slice")
+@RULES.register("slice")
 def _slice(builder, eqn, ins):
     starts = eqn.params["start_indices"]
     strides = eqn.params["strides"] or (1,) * len(starts)
@@ -94,7 +94,7 @@ def _slice(builder, eqn, ins):
     )
 
 
-@VIEWS.register("rev")
+@RULES.register("rev")
 def _rev(builder, eqn, ins):
     axes, shape = eqn.params["dimensions"], ins[0].shape
     return view(
@@ -107,7 +107,7 @@ def _rev(builder, eqn, ins):
     )
 
 
-@VIEWS.register("squeeze")
+@RULES.register("squeeze")
 def _squeeze(builder, eqn, ins):
     gone = {dim % len(ins[0].shape) for dim in eqn.params["dimensions"]}
 
@@ -118,7 +118,7 @@ def _squeeze(builder, eqn, ins):
     return view(eqn, ins[0], route)
 
 
-@VIEWS.register("expand_dims")
+@RULES.register("expand_dims")
 def _expand_dims(builder, eqn, ins):
     new = {dim % len(eqn.outvars[0].aval.shape) for dim in eqn.params["dimensions"]}
     return view(
@@ -126,7 +126,7 @@ def _expand_dims(builder, eqn, ins):
     )
 
 
-@VIEWS.register("reshape")
+@RULES.register("reshape")
 def _reshape(builder, eqn, ins):
     """Unit dimensions and merged leading ones are index maps; any other reshape reinterprets a contiguous buffer."""
     src, new = ins[0], tuple(eqn.outvars[0].aval.shape)
@@ -172,7 +172,7 @@ def _split_route(old: tuple[int, ...], new: tuple[int, ...]):
     return route
 
 
-@VIEWS.register("dynamic_slice")
+@RULES.register("dynamic_slice")
 def _dynamic_slice(builder, eqn, ins):
     src, starts = ins[0], ins[1:]
     sizes = eqn.outvars[0].aval.shape
@@ -185,7 +185,7 @@ def _dynamic_slice(builder, eqn, ins):
     )
 
 
-@VIEWS.register("dynamic_update_slice")
+@RULES.register("dynamic_update_slice")
 def _dynamic_update_slice(builder, eqn, ins):
     src, update, starts = ins[0], ins[1], ins[2:]
     offsets = [
@@ -232,7 +232,7 @@ def inside_range(pool: Pool, builder, ix: Index, extents, outer=None) -> Expr | 
     return test
 
 
-@VIEWS.register("pad")
+@RULES.register("pad")
 def _pad(builder, eqn, ins):
     src, fill = ins
     config = eqn.params["padding_config"]
@@ -290,7 +290,7 @@ def _pad_interior(eqn, ins):
     return Opaque(out, src.dtype, (src, fill), make)
 
 
-@VIEWS.register("concatenate")
+@RULES.register("concatenate")
 def _concatenate(builder, eqn, ins):
     return joined(ins, tuple(eqn.outvars[0].aval.shape), eqn.params["dimension"])
 
@@ -316,7 +316,7 @@ def joined(parts: Sequence[Value], shape: tuple[int, ...], axis: int) -> Joined:
     )
 
 
-@VIEWS.register("iota")
+@RULES.register("iota")
 def _iota(builder, eqn, ins):
     out, axis = eqn.outvars[0].aval, eqn.params["dimension"]
     return index_value(tuple(out.shape), np.dtype(out.dtype), lambda ix: ix[axis], builder)
@@ -337,12 +337,12 @@ def index_value(shape, dtype, at, builder) -> Lazy:
     return Lazy(shape, dtype, (), lambda ix: (), combine, index_only=True)
 
 
-@VIEWS.register("copy", "stop_gradient", "optimization_barrier")
+@RULES.register("copy", "stop_gradient", "optimization_barrier")
 def _copy(builder, eqn, ins):
     return ins[0]
 
 
-@VIEWS.register("gather")
+@RULES.register("gather")
 def _gather(builder, eqn, ins):
     """General XLA gather: operand axes are affine or indexed per element; out-of-bounds follows `mode`."""
     dn, sizes, out = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.outvars[0].aval

@@ -16,9 +16,9 @@ from pbkern.fuse.access.rules import block_shape
 from pbkern.fuse.access.scatter import share
 from pbkern.fuse.cost.kinds import (
     CONTRACTIONS,
+    DATA_MOVEMENT,
     LOOKUPS,
     RENAMED,
-    VIEWS,
     contracted_size,
     is_of_index_tests,
     itemsize,
@@ -69,7 +69,7 @@ SKIPPED_ROWS_CYCLES = 600.0
 def operations_per_element(eqn, machine: Machine) -> float:
     """Vector operations per element of the first result."""
     name = eqn.primitive.name
-    if name in VIEWS:
+    if name in DATA_MOVEMENT:
         return (
             0.0
             if name not in ("transpose", "concatenate", "continued", "pad", "rev")
@@ -123,7 +123,7 @@ def step_price(step: Step, machine: Machine, sizes: Sizes) -> Price:
         tuple(var for var in eqn.invars if not isinstance(var, jex.Literal)),
         is_of_index_tests(name),
         name in ELEMENTWISE or name in RENAMED,
-        name in ELEMENTWISE or name in VIEWS,
+        name in ELEMENTWISE or name in DATA_MOVEMENT,
         share(eqn, step.out) if name in SCATTERS else None,
         None if isinstance(table, jex.Literal) else table,
         streams,
