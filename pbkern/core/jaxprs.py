@@ -159,9 +159,15 @@ def _solution(eqn) -> jex.ClosedJaxpr:
     return jax.make_jaxpr(solution)(*[fresh_aval(var.aval) for var in eqn.invars])
 
 
+# Types of parameters that hold no jaxpr: most parameters of most equations.
+PLAIN_PARAMETERS = frozenset((bool, int, float, str, type(None)))
+
+
 def inner_jaxprs(eqn) -> Iterator[jex.ClosedJaxpr]:
     """Every jaxpr among an equation's parameters; open ones close over nothing that is known here."""
     for value in eqn.params.values():
+        if type(value) in PLAIN_PARAMETERS:
+            continue
         for inner in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(inner, jex.ClosedJaxpr):
                 yield inner
@@ -635,7 +641,8 @@ def as_dtype(param) -> np.dtype | None:
     return np.dtype(param) if is_scalar_type else None
 
 
-def affine_outputs(jaxpr: jex.Jaxpr) -> list[Affine | None]:
+@cached_by_jaxpr_alone
+def affine_outputs(jaxpr: jex.Jaxpr) -> tuple[Affine | None, ...]:
     """Each result as an affine expression of the inputs (symbols 0, 1, ...), None where it is not one."""
     env: dict = {var: Affine.symbol(n) for n, var in enumerate(jaxpr.invars)}
 
@@ -674,4 +681,4 @@ def affine_outputs(jaxpr: jex.Jaxpr) -> list[Affine | None]:
                 env[eqn.outvars[0]] = step(eqn)
 
     run(jaxpr)
-    return [read(var) for var in jaxpr.outvars]
+    return tuple(read(var) for var in jaxpr.outvars)

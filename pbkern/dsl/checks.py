@@ -106,6 +106,7 @@ def error(eqn, kernel: str, program: Sequence[int], values: Sequence) -> CheckEr
     return failed
 
 
+@_jax.cached_by_jaxpr_alone
 def messages(jaxpr: jex.Jaxpr) -> frozenset[str]:
     """Messages of all checks in a body."""
     texts = {eqn.params["message"] for eqn in jaxpr.eqns if eqn.primitive is fail_p}

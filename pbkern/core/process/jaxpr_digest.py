@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
+from pbkern._jax import cached_by_jaxpr_alone
 from pbkern.core.jaxprs import as_dtype, literal_value
 from pbkern.core.lazy_dataclass import dataclass
 
@@ -43,7 +44,12 @@ def described(closed: jex.ClosedJaxpr) -> Described:
 
 def fingerprint(jaxpr: jex.ClosedJaxpr | jex.Jaxpr) -> str:
     """The digest of a jaxpr without its constants' values."""
-    return _Digester().jaxpr(jaxpr.jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jaxpr)
+    return _fingerprint(jaxpr.jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jaxpr)
+
+
+@cached_by_jaxpr_alone
+def _fingerprint(jaxpr: jex.Jaxpr) -> str:
+    return _Digester().jaxpr(jaxpr)
 
 
 def same(left: jex.ClosedJaxpr, right: jex.ClosedJaxpr) -> bool:

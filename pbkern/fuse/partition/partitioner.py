@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
@@ -64,6 +65,12 @@ def has_chained_reductions(eqns: Iterable) -> bool:
         if reduces or depends:
             after.update(eqn.outvars)
     return False
+
+
+def _is_of_numbers(aval) -> bool:
+    """Whether kernels compute values of this type: arrays, neither complex ones nor those of PRNG keys."""
+    dtype = getattr(aval, "dtype", None)
+    return isinstance(dtype, np.dtype) and dtype.kind != "c"
 
 
 def alone_seconds(eqn, machine: CostModel) -> float:
@@ -278,20 +285,13 @@ class Partitioner:
             return "control", ""
         if name not in rules and name not in VIEWS_IN_MEMORY:
             return "xla", "no access rule"
-        if any(
-            math.prod(var.aval.shape) == 0
-            for var in (*eqn.outvars, *eqn.invars)
-            if hasattr(var.aval, "shape")
-        ):
+        if any(0 in getattr(var.aval, "shape", ()) for var in (*eqn.outvars, *eqn.invars)):
             return "xla", "an empty array"
         if is_long(eqn):
             return "xla", f"more than {MAX_EXTENT} elements along a dimension"
         if name in VIEWS_IN_MEMORY:
             return "alias", ""
-        if any(
-            not hasattr(var.aval, "dtype") or str(var.aval.dtype).startswith(("key<", "complex"))
-            for var in eqn.outvars
-        ):
+        if not all(_is_of_numbers(var.aval) for var in eqn.outvars):
             return "xla", f"element type {eqn.outvars[0].aval.dtype}"
         # They become ordinary reductions and sorts in bodies: every target fuses them.
         reason = None if eqn.primitive in (partial_reduce_p, first_sorted_p) else self.supports(eqn)

@@ -17,6 +17,7 @@ from dataclasses import field
 import numpy as np
 from jax.extend import core as jex
 
+from pbkern.core.jaxprs import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import LaterRequests, Unfusable
@@ -65,7 +66,7 @@ class _Searches:
 
     Attributes:
       kinds: content of an equation -> its number.
-      kind_of: id of an equation -> (equation, its number).
+      kind_of: id of an equation -> (equation, its number, its operands that are no literals, and results).
     """
 
     kinds: dict = field(default_factory=dict)
@@ -79,19 +80,16 @@ class _Searches:
         names: dict = {}
         key: list[int] = []
         for eqn in eqns:
-            key.append(self._kind(eqn))
-            key += [
-                names.setdefault(var, len(names))
-                for var in eqn.invars
-                if not isinstance(var, jex.Literal)
-            ]
-            key += [names.setdefault(var, len(names)) for var in eqn.outvars]
+            _, kind, values = self.kind_of.get(id(eqn)) or self._new_kind(eqn)
+            key.append(kind)
+            key += [names.setdefault(value, len(names)) for value in values]
         return (*key, *(names[output] for output in outputs))
 
-    def _kind(self, eqn) -> int:
-        if id(eqn) not in self.kind_of:
-            self.kind_of[id(eqn)] = eqn, self.kinds.setdefault(description(eqn), len(self.kinds))
-        return self.kind_of[id(eqn)][1]
+    def _new_kind(self, eqn) -> tuple:
+        kind = self.kinds.setdefault(description(eqn), len(self.kinds))
+        described = eqn, kind, (*atoms(eqn), *eqn.outvars)
+        self.kind_of[id(eqn)] = described
+        return described
 
 
 def description(eqn) -> tuple:

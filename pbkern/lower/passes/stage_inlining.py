@@ -50,9 +50,17 @@ class InlineStages:
 
 
 class _Inliner:
+    """The pass over one kernel's statements.
+
+    A nest that took in a stage is compared again before it takes in the next one, so what is computed of it is
+    remembered, by its identity.
+    """
+
     def __init__(self, context: NestContext, limits: InlineStages) -> None:
         self.context, self.pool, self.policy = context, context.pool, context.policy
         self.limits = limits
+        self._collapsed_nests: dict[int, tuple[Nest, Nest]] = {}
+        self._cycles_of: dict[tuple[int, bool], float] = {}
 
     def all(self, stmts: Sequence[Stmt], live: set[Buf]) -> list[Stmt]:
         """A list of statements and those inside them; others touch `live`."""
@@ -138,7 +146,7 @@ class _Inliner:
         distances = nest.moves()
         if distances and nest.rdims:
             return False
-        joined = collapse(nest, self.pool, self.context.aliases)
+        joined = self._collapsed(nest)
         vector = self.policy.vector_dimension(joined)
         if vector is None or not _streams(joined, vector) or (distances and not far):
             return False
@@ -148,8 +156,20 @@ class _Inliner:
         )
 
     def _cycles(self, nest: Nest, far: bool) -> float:
-        nest = collapse(self._written_out(nest), self.pool, self.context.aliases)
-        return self.policy.cycles(nest, self.limits.far_vector_cycles if far else 0.0)
+        collapsed = self._collapsed(self._written_out(nest))
+        key = id(collapsed), far
+        if key not in self._cycles_of:
+            self._cycles_of[key] = self.policy.cycles(
+                collapsed, self.limits.far_vector_cycles if far else 0.0
+            )
+        return self._cycles_of[key]
+
+    def _collapsed(self, nest: Nest) -> Nest:
+        _, collapsed = self._collapsed_nests.get(id(nest), (None, None))
+        if collapsed is None:
+            collapsed = collapse(nest, self.pool, self.context.aliases)
+            self._collapsed_nests[id(nest)] = nest, collapsed
+        return collapsed
 
 
 def _overlap(index: Affine, nest: Nest) -> bool:
