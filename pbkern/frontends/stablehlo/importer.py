@@ -20,7 +20,7 @@ from pbkern.core.lazy_dataclass import dataclass
 from . import ops
 from .canonical import canonicalise, functions_of, name_of
 from .operation import HloOperation, described, tensor_type, type_problem
-from .parse import ProgramSource
+from .parse import WITHOUT_RULE_HINT, ProgramSource
 from .places import SourcePlaces
 from .table import CHECKS, RULES
 
@@ -78,7 +78,7 @@ def _check(source: ProgramSource) -> None:
         raise UnsupportedOp(
             f"{source.what} has {count} that cannot be imported",
             why="; ".join(problems),
-            hint="compute these outside of the program, or export it with fixed shapes",
+            hint=WITHOUT_RULE_HINT,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ BYTECODE = b"ML\xefR"
 PORTABLE = b"StableHLO_v"  # producer in the header of a portable artefact's bytecode
 # Characters of a text that may be a path: fewer than this (PATH_MAX, Linux, limits.h).
 LONGEST_PATH = 4096
+WITHOUT_RULE_HINT = "compute these outside of the program, or export it with fixed shapes"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def parse(
     if isinstance(given, bytes | bytearray | memoryview):
         return _of_bytes(bytes(given), f"program of {len(given)} bytes")
     if isinstance(given, str):
-        return ProgramSource(_module(given, what), what, places=SourcePlaces(named=named or {}))
+        places = SourcePlaces(named=named or {})
+        return ProgramSource(_module(given, what, places), what, places=places)
     forms = "a StableHLO program is a path, bytes, text or a jax.export.Exported"
     raise ArgumentError(
         forms, why=f"given {type(given).__name__}", hint="jax.export.export(jax.jit(f))(*args)"
@@ -133,17 +135,34 @@ def _of_exported(exported: jax.export.Exported, what: str) -> ProgramSource:
     return ProgramSource(_module(exported.mlir_module_serialized, what), what, exported)
 
 
-def _module(given: bytes | str, what: str) -> ir.Module:
+def _module(given: bytes | str, what: str, places: SourcePlaces = SourcePlaces()) -> ir.Module:
     context = _jax.mlir_context()
     try:
         if isinstance(given, bytes) and PORTABLE in given[:32]:
             return stablehlo.deserialize_portable_artifact(context, given)
         with context:
             return ir.Module.parse(given)
+    except ir.MLIRError as e:
+        raise _refused(e.error_diagnostics, what, places) from None
     except Exception as e:
-        raise _no_program(
-            what, str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        ) from None
+        lines = str(e).strip().splitlines()
+        raise _no_program(what, lines[0] if lines else type(e).__name__) from None
+
+
+def _refused(
+    diagnostics: Sequence[Any], what: str, places: SourcePlaces
+) -> ArgumentError | UnsupportedOp:
+    """The error for what MLIR's parser says of a program, which stops at the first mistake."""
+    if not diagnostics:
+        return _no_program(what, "MLIR cannot parse it")
+    (first, *_) = diagnostics
+    place = places.of(first)
+    why = f"{first.message} at {place.file}:{place.line}" if place else first.message
+    if not first.message.startswith("unregistered operation"):
+        return _no_program(what, why)
+    return UnsupportedOp(
+        f"{what} has an operation that cannot be imported", why=why, hint=WITHOUT_RULE_HINT
+    )
 
 
 def _no_program(what: str, why: str) -> ArgumentError:

@@ -106,3 +106,19 @@ def test_options_that_mean_nothing():
     again = pbkern.from_stablehlo(text).with_options({"strict_target": True})
     assert again.options.strict_target
     assert again(3) == 3
+
+
+def test_operations_that_the_parser_does_not_know_are_named_with_their_line():
+    text = """module { func.func @main(%a: tensor<3xf32>) -> tensor<?xf32> {
+      %0 = "mhlo.unknown"(%a) : (tensor<3xf32>) -> tensor<?xf32> loc("model.py":5:4)
+      return %0 : tensor<?xf32> } }"""
+    with pytest.raises(
+        UnsupportedOp,
+        match=r"has an operation that cannot be imported\n.*'mhlo.unknown'.* at model.py:5",
+    ):
+        pbkern.from_stablehlo(text)
+    with pytest.raises(
+        ArgumentError,
+        match=r"is no StableHLO program\n.*expected non-function type at program:1",
+    ):
+        pbkern.from_stablehlo("module { func.func @main( }")

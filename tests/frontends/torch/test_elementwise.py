@@ -241,3 +241,37 @@ def test_types_are_promoted_as_torch_does(a):
 def test_shapes_of_one_and_of_no_elements(shape):
     check_each(UNARY, torch.rand(shape))
     check_each(BINARY, torch.rand(shape), torch.rand(1))
+
+
+# Operators of a tensor and a number that 16-bit types do not hold.
+WITH_NUMBERS = {
+    "add": lambda x, n: x + n,
+    "sub": lambda x, n: x - n,
+    "rsub": lambda x, n: n - x,
+    "mul": lambda x, n: x * n,
+    "div": lambda x, n: x / n,
+    "floor_div": lambda x, n: x // n,
+    "remainder": torch.remainder,
+    "rremainder": lambda x, n: n % x,
+    "fmod": torch.fmod,
+    "addcmul": lambda x, n: torch.addcmul(x, x, x.abs(), value=n),
+    "lerp": lambda x, n: torch.lerp(x, x.abs(), n / 4),
+    "greater": lambda x, n: x > n,
+}
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_beside_short_floats_are_rounded_where_torch_rounds_them(name, dtype):
+    """Elements equal eager ones: a difference of one unit would be a number that was rounded, or was not."""
+    x = torch.cat([torch.linspace(-3.4, 3.4, 999), torch.tensor([1.7, -1.7, 100.0])]).to(dtype)
+    f = lambda x: WITH_NUMBERS[name](x, 1.7)
+    (result,) = by_table(f, x)
+    assert torch.equal(result, f(x))
+
+
+def test_the_sum_of_one_negative_zero_is_positive():
+    x = torch.full((3, 1), -0.0)
+    for f in (lambda x: x.sum(-1), lambda x: x.sum(), lambda x: x.reshape(1, 3).sum(0)):
+        (result,) = by_table(f, x, compiled=True)
+        assert torch.equal(torch.signbit(result), torch.signbit(f(x)))

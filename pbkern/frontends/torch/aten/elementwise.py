@@ -65,7 +65,6 @@ TESTS: dict[str, Callable] = {
     "bitwise_not": jnp.invert,
 }
 BINARY: dict[str, Callable] = {
-    "mul": jnp.multiply,
     "maximum": jnp.maximum,
     "minimum": jnp.minimum,
     "fmax": jnp.fmax,
@@ -127,6 +126,11 @@ op("aten::conj", "aten::_conj", "aten::conj_physical", "aten::_conj_physical", "
 op("aten::relu")(lambda call, x: jnp.maximum(x, jnp.zeros((), x.dtype)))
 
 
+@op("aten::mul", "prims::mul")
+def mul(call, x, y):
+    return jnp.multiply(*operands(call, x, y, exact_numbers=True))
+
+
 @op("aten::sign", "aten::sgn", "prims::sign")
 def sign(call, x):
     """Returns 0 for NaN, and the direction of a complex number."""
@@ -160,36 +164,37 @@ def angle(call, x):
     )
 
 
-def _scaled(x, alpha):
+def _scaled(call, x, alpha):
+    """A product with a number that Torch rounds to the type of the result."""
     if isinstance(alpha, int | float) and alpha == 1:
         return x
-    return _wide(x) * as_type(alpha, _wide(x).dtype)
+    return _wide(x) * as_type(as_type(alpha, call.dtype), _wide(x).dtype)
 
 
 @op("aten::add", "prims::add")
 def add(call, x, y, alpha=1):
     x, y = operands(call, x, y)
-    return jnp.logical_or(x, y) if call.dtype.kind == "b" else x + _scaled(y, alpha)
+    return jnp.logical_or(x, y) if call.dtype.kind == "b" else x + _scaled(call, y, alpha)
 
 
 @op("aten::sub", "prims::sub")
 def sub(call, x, y, alpha=1):
     x, y = operands(call, x, y)
-    return x - _scaled(y, alpha)
+    return x - _scaled(call, y, alpha)
 
 
 @op("aten::rsub")
 def rsub(call, x, y, alpha):
     x, y = operands(call, x, y)
-    return y - _scaled(x, alpha)
+    return y - _scaled(call, x, alpha)
 
 
 @op("aten::div", "aten::true_divide")
 def div(call, x, y, rounding_mode=None):
     if rounding_mode is None:
-        x, y = operands(call, x, y)
+        x, y = operands(call, x, y, exact_numbers=True)
         return x / y
-    x, y = _divided(call, x, y)
+    x, y = _divided(call, x, y, exact_numbers=True)
     if rounding_mode == "floor":
         return _floor_divided(x, y)
     x, y = jnp.broadcast_arrays(x, y)
@@ -200,10 +205,10 @@ def div(call, x, y, rounding_mode=None):
     )  # 3 / 3 may be just below 1
 
 
-def _divided(call, x, y):
+def _divided(call, x, y, exact_numbers=False):
     """Both operands, a divisor of integers checked not to be zero."""
     if call.dtype.kind not in "iu":
-        return operands(call, x, y)
+        return operands(call, x, y, exact_numbers=exact_numbers)
     if isinstance(y, int | float):  # known now
         call.in_range(np.asarray(y).astype(call.dtype), 1, 0)
         return operands(call, x, y)
@@ -233,7 +238,7 @@ def prims_div(call, x, y):
 
 @op("aten::floor_divide")
 def floor_divide(call, x, y):
-    return _floor_divided(*_divided(call, x, y))
+    return _floor_divided(*_divided(call, x, y, exact_numbers=True))
 
 
 @op("aten::fmod")
@@ -348,20 +353,20 @@ def masked_fill(call, x, mask, value):
 
 @op("aten::lerp")
 def lerp(call, x, y, weight):
-    x, y, weight = operands(call, x, y, weight)
+    x, y, weight = operands(call, x, y, weight, exact_numbers=True)
     return jnp.where(jnp.abs(weight) < 0.5, x + weight * (y - x), y - (y - x) * (1 - weight))
 
 
 @op("aten::addcmul")
 def addcmul(call, x, y, z, value):
-    x, y, z, value = operands(call, x, y, z, value)
+    x, y, z, value = operands(call, x, y, z, value, exact_numbers=True)
     return x + value * (y * z)
 
 
 @op("aten::addcdiv")
 def addcdiv(call, x, y, z, value):
-    x, y, z, value = operands(call, x, y, z, value)
-    return x + value * (y / z)
+    x, y, z, value = operands(call, x, y, z, value, exact_numbers=True)
+    return x + value * y / z  # in the order of Torch
 
 
 @op("prims::fma")

@@ -12,7 +12,11 @@ from .table import as_type, axes_of, check_real, op
 
 @op("aten::sum", "prims::sum")
 def sum_(call, x, dims=None, keepdim=False, dtype=None, **_):
-    return jnp.sum(as_type(x, call.dtype), axis=axes_of(x, dims), keepdims=keepdim)
+    x = as_type(x, call.dtype)
+    axes = axes_of(x, dims)
+    if all(x.shape[axis] == 1 for axis in axes):
+        x = x + jnp.zeros((), x.dtype)  # Torch adds to +0, also the sum of one -0
+    return jnp.sum(x, axis=axes, keepdims=keepdim)
 
 
 @op("aten::mean")

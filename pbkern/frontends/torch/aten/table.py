@@ -214,19 +214,18 @@ def _cut(x: Any, dtype: Any) -> Any:
     return jnp.where((x >= low) & (x < -low), x, np.asarray(low, x.dtype)).astype(dtype)
 
 
-def operands(call: Call, *args: Any) -> list[Any]:
-    """Arguments in the type in which Torch computes.
+def operands(call: Call, *args: Any, exact_numbers: bool = False) -> list[Any]:
+    """Arguments in the type in which Torch computes: that of the result; float32 for shorter types beside a number.
 
-    It is the type of the result, or float32 for shorter types beside a number, which Torch does not
-    round to them.
+    Torch rounds a number to the type of the result first, but for operators with `exact_numbers`: products, quotients
+    and interpolation.
     """
-    short = call.dtype.itemsize == 2 and jnp.issubdtype(call.dtype, jnp.floating)
-    dtype = (
-        np.dtype(np.float32)
-        if short and any(isinstance(arg, float) for arg in args)
-        else call.dtype
-    )
-    return [as_type(arg, dtype) for arg in args]
+    is_short = call.dtype.itemsize == 2 and jnp.issubdtype(call.dtype, jnp.floating)
+    if not is_short or not any(isinstance(arg, float) for arg in args):
+        return [as_type(arg, call.dtype) for arg in args]
+    if not exact_numbers:
+        args = tuple(as_type(arg, call.dtype) for arg in args)
+    return [as_type(arg, np.dtype(np.float32)) for arg in args]
 
 
 def check_real(x: Any) -> None:
