@@ -153,11 +153,12 @@ class _Child:
         finally:
             stop.cancel()
         if answer is None:
-            status = self.end()
+            status = self._status_at_end()
+            with self.said:
+                self.said.seek(before)
+                printed = self.said.read().decode(errors="replace").strip()
             if late.is_set():
                 raise _Ended(f"it was stopped after {MOST_LLVM_SECONDS} s", is_late=True)
-            self.said.seek(before)
-            printed = self.said.read().decode(errors="replace").strip()
             ended = f"signal {-status}" if status < 0 else f"exit status {status}"
             raise _Ended(f"its process ended with {ended}: {printed[-SHOWN_CHARACTERS:]}")
         return answer
@@ -190,9 +191,14 @@ class _Child:
     def is_there(self) -> bool:
         return self.process.poll() is None
 
-    def end(self) -> int:
+    def end(self) -> None:
+        """Ends the process."""
+        self._status_at_end()
+        self.said.close()
+
+    def _status_at_end(self) -> int:
         """Ends the process; its exit status."""
-        self.close()
+        self._close_pipes()
         try:
             return self.process.wait(timeout=1)  # it has ended by itself, or does so with its stdin
         except subprocess.TimeoutExpired:
@@ -200,7 +206,11 @@ class _Child:
             return self.process.wait()
 
     def close(self) -> None:
-        """Closes the pipes."""
+        """Closes the pipes, which tells the process to end, and the file."""
+        self._close_pipes()
+        self.said.close()
+
+    def _close_pipes(self) -> None:
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 pipe.close()
@@ -234,7 +244,7 @@ def end_idle() -> None:
     with _lock:
         ended, _idle[:] = _idle[:], []
     for child in ended:
-        child.close()
+        child.close()  # all are told before one is waited for
     for child in ended:
         child.end()
 
