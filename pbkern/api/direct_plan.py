@@ -314,10 +314,8 @@ class DirectPlan:
         compiled, memory = self.build.compiled[segment.program.name], self._memory
         target: Any = get_target(self._target)
         call, temporaries = target.direct_entry(compiled)
-        multiples = [target.alignment(operand.type.nbytes) for operand in compiled.program.inputs]
-        outputs = [
-            (tuple(output.type.shape), output.type.dtype) for output in compiled.program.outputs
-        ]
+        multiples = [target.alignment(operand.nbytes) for operand in compiled.signature.inputs]
+        outputs = [(output.shape, output.dtype) for output in compiled.signature.outputs]
         makers = [memory.empty(*output) for output in outputs]
         arena = memory.empty((max(temporaries, 1),), np.dtype(np.uint8))
         addresses = struct.Struct(f"{max(len(reads) + len(outputs), 1)}P").pack

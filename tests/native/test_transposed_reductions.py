@@ -1,5 +1,7 @@
 """Reductions of arrays of which one lies across the other: squares are loaded by rows and turned in registers."""
 
+import hypothesis
+import hypothesis.strategies as st
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -85,3 +87,38 @@ def test_no_element_is_loaded_by_itself(rng):
     assert "vector.shuffle" in text
     assert "memref.load" not in text
     assert "vector.gather" not in text
+
+
+ORDERS = ((0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+REVERSED = {
+    "all": lambda x: x,
+    "reversed": lambda x: x[:, ::-1],
+    "every second": lambda x: x[:, ::2],
+}
+
+
+@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.example(shape=(16, 2, 2), order=(2, 0, 1), view="reversed", axes=(0, 1, 2))
+@hypothesis.example(shape=(32, 4, 4), order=(2, 0, 1), view="reversed", axes=(0, 1, 2))
+@hypothesis.example(shape=(16, 16, 4), order=(2, 0, 1), view="every second", axes=(0, 1, 2))
+@hypothesis.given(
+    shape=st.tuples(*[st.sampled_from((1, 2, 3, 4, 7, 16, 17))] * 3),
+    order=st.sampled_from(ORDERS),
+    view=st.sampled_from(sorted(REVERSED)),
+    axes=st.sampled_from(((0, 1, 2), (0, 1), (0, 2), (1, 2))),
+)
+def test_several_reduced_dimensions_beside_the_values_themselves(shape, order, view, axes):
+    """Squares are turned along one reduced dimension while loops run over others inside of it."""
+    rng = np.random.default_rng(len(axes))
+    a = rng.integers(-99, 99, shape).astype(np.float32)  # sums are exact
+    read = REVERSED[view](a)
+    across = rng.integers(-99, 99, [read.shape[dim] for dim in np.argsort(order)])
+    across = across.astype(np.float32)
+
+    def f(a, b):
+        z = jnp.transpose(b, order) + REVERSED[view](a)
+        return z, z.max(axes), z.sum(axes)
+
+    z = across.transpose(order) + read
+    for got, want in zip(pbkern.jit(f)(a, across), (z, z.max(axes), z.sum(axes))):
+        np.testing.assert_array_equal(got, want)

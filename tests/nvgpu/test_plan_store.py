@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pbkern
 from pbkern.core import config
 from pbkern.core.process import disk_cache
 from pbkern.targets import get_target
@@ -137,3 +138,25 @@ def test_a_second_process_imports_neither_mlir_nor_the_fuser(tmp_path):
     assert [first.pop(what) for what in ("mlir", "fuser")] == [True] * 2
     assert [second.pop(what) for what in ("mlir", "fuser")] == [False] * 2
     assert first == second
+
+
+def test_torch_functions_run_what_another_process_has_planned(store):
+    torch = pytest.importorskip("torch")
+
+    def run():
+        torch._dynamo.reset()
+        x = torch.from_numpy(X).clone().requires_grad_()
+        y = pbkern.polyblocks_jit_torch(compile_options=GPU)(
+            lambda x: torch.softmax(x @ x.T, -1)[:, 1:5]
+        )(x)
+        y.sin().sum().backward()
+        return y.detach(), x.grad
+
+    x = torch.from_numpy(X).clone().requires_grad_()
+    expected = torch.softmax(x @ x.T, -1)[:, 1:5]
+    expected.sin().sum().backward()
+    before = len(entries(store, "plan"))
+    for _ in range(2):
+        for got, want in zip(run(), (expected.detach(), x.grad)):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert len(entries(store, "plan")) == before + 2  # forward and backward, once each

@@ -275,7 +275,8 @@ class CpuNestEmitter:
             if high > low:
 
                 def fill(inner: Block, accs: list[Ssa], step=step) -> list[Ssa]:
-                    walk.transposed_rows = step
+                    if outer_dim == walk.sched.transpose:
+                        walk.transposed_rows = step
                     return self._loops(walk, inner, dims[1:], terms, innermost, accs)
 
                 accs = self.reducer.accumulate(
