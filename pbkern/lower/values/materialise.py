@@ -145,8 +145,8 @@ class _Decision:
             dims = [(f"r{k}", size) for k, size in enumerate(item.shape)]
             key = ("store", id(item))
             self._root(key, dims)
-            # A value that only a store wants, as it is, is made where it goes.
-            self.whole_stores[key] = id(item.value)
+            if item.mask is None:  # a value that only a store wants, all of it, is made where it goes
+                self.whole_stores[key] = id(item.value)
             for value in (item.value, item.mask):
                 if value is not None:
                     self._ask(value, (key, dims_index(dims)))
