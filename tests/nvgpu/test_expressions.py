@@ -121,3 +121,10 @@ def test_empty_arrays():
     found = pbkern.simulate(f, x, x[:0], i).results
     for got, want in zip(found, (2 * x, x, x[:0], x + 1)):
         np.testing.assert_array_equal(got, want)
+
+
+def test_the_magnitude_of_which_only_the_sign_is_used_may_be_undefined():
+    x = np.tile(np.float32([-0.0, 0.0, -2.0, 3.0]), 8)
+    for f in (jnp.tanh, jnp.arcsinh, lambda x: jnp.arctan2(x, jnp.abs(x) + 1)):
+        result = pbkern.simulate(lambda x, f=f: jnp.signbit(f(x)), x).results
+        np.testing.assert_array_equal(jax.tree.leaves(result)[0], np.signbit(x))

@@ -145,7 +145,9 @@ class _Decision:
             dims = [(f"r{k}", size) for k, size in enumerate(item.shape)]
             key = ("store", id(item))
             self._root(key, dims)
-            if item.mask is None:  # a value that only a store wants, all of it, is made where it goes
+            if (
+                item.mask is None
+            ):  # a value that only a store wants, all of it, is made where it goes
                 self.whole_stores[key] = id(item.value)
             for value in (item.value, item.mask):
                 if value is not None:

@@ -43,6 +43,9 @@ def computing(program: PtxProgram, instruction: Instruction) -> Step:
         for k in range(len(instruction.operands) - 1)
     ]
     read = [operand(program, text, type_) for text, type_ in zip(instruction.operands[1:], types)]
+    if name == "copysign" and _is_undefined(program, instruction.operands[2]):
+        # LLVM leaves the magnitude undefined where only the sign is used: NaN shows if it is not so.
+        read[1] = lambda gang: np.full((1, 1), np.nan, dtype)
     missing = ops.missing(instruction.op, dtype)
     if missing:
         raise ops.Unknown(missing)
@@ -52,6 +55,11 @@ def computing(program: PtxProgram, instruction: Instruction) -> Step:
         case [x, y]:
             return lambda gang, mask: gang.put(dst, function(x(gang), y(gang)), mask)
     return lambda gang, mask: gang.put(dst, function(*(source(gang) for source in read)), mask)
+
+
+def _is_undefined(program: PtxProgram, text: str) -> bool:
+    """Whether an operand is a register that no instruction writes."""
+    return text.startswith("%") and text not in program.registers
 
 
 def _mixed(program: PtxProgram, instruction: Instruction) -> Step:
