@@ -49,7 +49,7 @@ DECLARATIONS = {
         "padding=(low, high)"),
     "negative padding": (
         {"in_specs": [spec(pbkern.Element(8, (-1, 0)), 8)], "grid": (2,)}, "has negative padding", "padding (-1, 0)", ""),
-    "empty scratch": ({"scratch_shapes": [pbkern.Scratch((0, 3), F32)]}, "scratch 0 of kernel `copy` is empty",
+    "empty scratch": ({"scratch_shapes": [pbkern.Scratch((0, 3), F32)]}, "scratch 0 of kernel `copy` has a size below 1",
         "shape (0, 3)", ""),
     "a dynamic dimension": ({"grid": (2,), "dynamic_grid": {1: 0}}, "names a dimension or an operand that it lacks",
         "dynamic_grid has 1: 0; grid=(2,), 1 operands", "{grid dimension: number of the operand"),

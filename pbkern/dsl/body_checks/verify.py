@@ -33,7 +33,7 @@ def verify_blocks(kernel: Kernel) -> None:
         _verify_dtype(kernel, f"scratch {n}", scratch.dtype)
         if any(size < 1 for size in scratch.shape):
             raise KernelError(
-                f"scratch {n} of kernel `{kernel.name}` is empty",
+                f"scratch {n} of kernel `{kernel.name}` has a size below 1",
                 at=kernel.defined_at,
                 why=f"shape {scratch.shape}",
             )

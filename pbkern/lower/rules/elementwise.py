@@ -72,10 +72,15 @@ def elementwise_value(builder, eqn, ins: list[Value]) -> Value:
     shape, dtype = tuple(out.shape), np.dtype(out.dtype)
     name, at = eqn.primitive.name, builder.line(eqn)
     in_dtypes = tuple(input_.dtype for input_ in ins)
-    if name not in elementwise.RULES or not elementwise.supports(name, in_dtypes, dtype):
-        elementwise.RULES.lookup(
-            name, operands=", ".join(f"{input_.dtype}{list(input_.shape)}" for input_ in ins), at=at
+    if name not in elementwise.RULES:
+        operands = ", ".join(f"{input_.dtype}{list(input_.shape)}" for input_ in ins)
+        raise UnsupportedOp(
+            f"kernels cannot compute `{name}`",
+            at=at,
+            why=f"its operands are {operands}; it has no rule in pbkern/lower/rules",
+            hint="call it outside of the kernel, or write it with operations that kernels have",
         )
+    if not elementwise.supports(name, in_dtypes, dtype):
         raise UnsupportedOp(
             f"`{name}` is not lowered for these dtypes",
             at=at,
