@@ -54,7 +54,7 @@ class CompileOptions:
       polyblocks_disable_reduce_reduce_fusion: bool, default False. Chains of reductions (matmul,
         softmax, matmul) are not made one kernel.
       polyblocks_disable_unsafe_math_canonicalizations: bool, default False. Omits rewrites that may
-        change rounding, such as x / c to x * (1 / c).
+        change rounding, such as x / c to x * (1 / c), or take a product with a mask as a choice.
       strict_target: bool, default False. Operations that no kernel can contain raise UnsupportedOp
         in place of being left to XLA.
       debug: bool, default False. Writes the plan and the time of each compilation stage to stderr.

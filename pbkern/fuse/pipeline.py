@@ -22,6 +22,7 @@ from pbkern.fuse.algebra.contraction_precision import set_precision
 from pbkern.fuse.algebra.grouped_products import GroupProducts
 from pbkern.fuse.algebra.late_division import delay_normalisation
 from pbkern.fuse.algebra.log_of_exp import cancel_log_of_exp
+from pbkern.fuse.algebra.one_hot_sums import pick_labels
 from pbkern.fuse.algebra.outer_products import multiply_outer
 from pbkern.fuse.algebra.prng_keys import keys_as_words
 from pbkern.fuse.algebra.reassociate_row_sums import SumResults
@@ -181,6 +182,12 @@ FUSE_PASSES = (
         "multiply outer",
         _of_jaxpr(multiply_outer),
         "contractions without sums are products, which fuse",
+    ),
+    Pass(
+        "pick labels",
+        _of_jaxpr(pick_labels),
+        "sums under masks of one element read no row again",
+        when=_unsafe,
     ),
     Pass("pick early", HoistGathers(), "arithmetic runs on what gathers have picked"),
     Pass(

