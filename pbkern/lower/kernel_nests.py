@@ -119,7 +119,7 @@ class KernelNests:
       copies: operand -> buffer that holds what it was when the kernel was launched: failed checks show it.
       ragged: grid dimensions at whose last index a case of its own runs.
       crossing: extents by which two cases differ: the first is for programs where all of them are
-        inside.
+        inside. Others, which cross an end in every program, stay guarded there.
       cases: at least one, unless the grid has no programs; `case_of` tells which holds for a
         program.
       looped: grid dimensions whose programs are steps of a loop that the statements have, which copies blocks.
