@@ -6,6 +6,11 @@ A case is a name, a function and its arguments as text such as `f32[1000,20]` or
 benchmarks/surveyed/ holds them by subject. Each is compared with jax.jit first, then both are called in turn, and
 every case whose ratio (jax's least time over pbkern's) is under `--below` is printed, worst first, beside the ratio of
 medians, with the geometric mean of all. Large ratios that do not belong to a workload's kind are as suspicious as small ones.
+
+For machines with AVX2: PBKERN_MACHINE=x86-64-v3, and XLA_FLAGS=--xla_cpu_max_isa=AVX2. That limits the code that XLA
+makes, but not its library for reductions, products and convolutions, YNNPACK, which goes by the processor: `perf report`
+shows ynn::max_kn_fp32_avx512 and ynn::dot_fp32_5x64x1_1x16x1_avx512. The library is left out with
+--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INVALID.
 """
 
 from __future__ import annotations

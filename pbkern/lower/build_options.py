@@ -72,6 +72,8 @@ class BuildOptions:
         (lower/grid/block_copies.py); those that do not move along them up to this size; 0: blocks are read in place.
       scalar_loops: loops over arrays of a few elements are written out as operations on single elements, which registers
         hold from step to step.
+      most_taps: convolutions of each channel by itself are sums of products where a window has no more elements than this, so
+        that what pads the operand becomes edges of the sum; other convolutions are contractions of a padded copy.
       plain: no pass is run that is not required, and emission takes the way that always works: what
         is left when a special way has failed (core/process/fallback.py).
     """
@@ -92,6 +94,7 @@ class BuildOptions:
     one_case: bool = False
     block_copy_bytes: int = 0
     scalar_loops: bool = False
+    most_taps: int = 0
     plain: bool = False
 
     def sorts_in_registers(self, length: int, keys: int, operands: int) -> bool:

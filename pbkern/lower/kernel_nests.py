@@ -119,7 +119,7 @@ class KernelNests:
       copies: operand -> buffer that holds what it was when the kernel was launched: failed checks show it.
       ragged: grid dimensions at whose last index a case of its own runs.
       crossing: extents by which two cases differ: the first is for programs where all of them are
-        inside.
+        inside. Others, which cross an end in every program, stay guarded there.
       cases: at least one, unless the grid has no programs; `case_of` tells which holds for a
         program.
       looped: grid dimensions whose programs are steps of a loop that the statements have, which copies blocks.
@@ -363,10 +363,14 @@ class _Building:
             variants = edge_variants.variants(ragged, blocks, bounds, kernel)
         else:
             states = {block: block.is_in_bounds(bounds) for block in blocks}
-            variants = [EdgeVariant(bounds, False in states.values())]
-            if None in states.values() and False not in states.values():
+            never_inside = False in states.values()
+            variants = [EdgeVariant(bounds, never_inside)]
+            if None in states.values():
                 crossing = tuple(extent for extent, state in states.items() if state is None)
-                variants = [EdgeVariant(_inside(blocks, bounds), False), EdgeVariant(bounds, True)]
+                variants = [
+                    EdgeVariant(_inside(crossing, bounds), never_inside),
+                    EdgeVariant(bounds, True),
+                ]
         looped: tuple[int, ...] = ()
         if self.options.block_copy_bytes:
             looped = tuple(dim.axis for dim in grid if not dim.parallel)
@@ -577,7 +581,7 @@ def _whole(buf: Buf) -> RefView:
     return RefView(buf, buf.shape, buf.dtype, (Affine(),) * rank, tuple(range(rank)))
 
 
-def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
+def _inside(blocks: Sequence[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
     """Narrows the bounds to where all blocks are inside."""
     narrowed = dict(bounds)
     for block in blocks:

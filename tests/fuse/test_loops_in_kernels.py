@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import lax
 
 import pbkern
@@ -200,3 +202,38 @@ def test_gradients_of_loops_agree():
     want = jax.grad(f, (0, 1))(jnp.float32(0.3), xs)
     for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(np.asarray(g), np.asarray(w), rtol=1e-4, atol=1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    steps=st.integers(1, 5),
+    rows=st.integers(1, 4),
+    columns=st.integers(1, 5),
+    reverse=st.booleans(),
+    twice=st.booleans(),
+)
+def test_values_of_steps_agree_with_numpy(steps, rows, columns, reverse, twice):
+    """Values of each step go to results, to places in larger ones, and where others read them as well."""
+    xs = np.random.default_rng(steps).standard_normal((steps, rows, columns)).astype("f")
+
+    def step(c, x):
+        c = 0.5 * c + x
+        return c, (c, c.sum(), (c > 0).T)
+
+    def f(xs):
+        c, (values, sums, signs) = lax.scan(step, jnp.zeros(xs.shape[1:]), xs, reverse=reverse)
+        return c, values, sums + sums[::-1] if twice else sums, signs
+
+    want, c = [], np.zeros((rows, columns))
+    for x in xs[::-1] if reverse else xs:
+        c = 0.5 * c + x
+        want.append((c, c.sum(), (c > 0).T))
+    values, sums, signs = map(np.stack, zip(*(want[::-1] if reverse else want)))
+    expected = c, values, sums + sums[::-1] if twice else sums, signs
+    for got, wanted in zip(pbkern.jit(f)(xs), expected, strict=True):
+        np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_values_of_steps_are_not_copied():
+    text = pbkern.jit(averages).as_text(rand(STEPS), stage="nests")
+    assert text.count("nest [") == text.count("nest []"), "a nest over all steps would be a copy"

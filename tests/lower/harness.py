@@ -11,11 +11,10 @@ import ml_dtypes
 import numpy as np
 
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
-from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.operation import lines
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Text
-from pbkern.targets.cpu.math.table import AVX512
+from pbkern.targets.cpu.math.table import AVX512, X86
 from pbkern.targets.mlir import bindings
 
 found = bindings()
@@ -47,7 +46,7 @@ def loop_text(
     expression, in_dtypes, out_dtype, lanes: int, *, avx512: bool = False, approx: bool = False
 ) -> str:
     """A function that applies `expression(builder, *values)` to n elements, n a multiple of the lanes."""
-    text = Text(approx=approx, contract=True, math=AVX512 if avx512 else SHARED)
+    text = Text(approx=approx, contract=True, math=AVX512 if avx512 else X86)
     body, b = text.top, text.builder(text.top, lanes)
     kinds = [f"memref<1073741824x{mlir_type(storage_el(d))}>" for d in (*in_dtypes, out_dtype)]
     names = [f"%a{i}" for i in range(len(in_dtypes))] + ["%out"]

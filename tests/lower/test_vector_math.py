@@ -278,13 +278,17 @@ def test_two_operands(name, dtype):
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.parametrize("avx512", [False, pytest.param(True, marks=has_avx512)])
 @pytest.mark.parametrize("name", [*UNARY, *BINARY])
-def test_scalar_code_equals_vector_code(name):
+def test_scalar_code_equals_vector_code(name, avx512):
+    """Also where a scalar takes a branch and vectors select."""
     function = {**UNARY, **BINARY}[name]
     for dtype in (F32, F64):
         arrays = [inputs(dtype, 20_000)] if name in UNARY else pairs(dtype, 4_000)
         results = [
-            Compiled(lambda b, *xs: function(b, *xs), [dtype] * len(arrays), dtype, n)(*arrays)
+            Compiled(
+                lambda b, *xs: function(b, *xs), [dtype] * len(arrays), dtype, n, avx512=avx512
+            )(*arrays)
             for n in (0, 16)
         ]
         assert same(*results).all()

@@ -7,8 +7,11 @@ import subprocess
 import sys
 import tempfile
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pbkern
 from pbkern import config
@@ -99,6 +102,54 @@ def test_entries_of_two_machines_do_not_mix(tmp_path):
         assert sorted(name.partition("-")[0] for name in after - before) == ["code", "plan"]
     assert entries[3] == entries[2]
     assert len(set(identities)) == 3
+
+
+MASKED = {
+    "turned": (lambda x: jnp.roll(x, 3, -1), lambda x: np.roll(x, 3, -1)),
+    "padded": (
+        lambda x: jnp.pad(x, ((1, 2), (2, 1))) * 2,
+        lambda x: np.pad(x, ((1, 2), (2, 1))) * 2,
+    ),
+    "joined": (
+        lambda x: jnp.concatenate([x[:, 2:], -x], -1),
+        lambda x: np.concatenate([x[:, 2:], -x], -1),
+    ),
+    "largest of columns": (lambda x: x.max(0), lambda x: x.max(0)),
+    "largest of planes": (
+        lambda x: x.reshape(x.shape[0], -1, 2).max((0, 2)),
+        lambda x: x.reshape(x.shape[0], -1, 2).max((0, 2)),
+    ),
+}
+
+
+@needs_v3
+@pytest.mark.parametrize("name", MASKED)
+@settings(max_examples=6, deadline=None)
+@given(
+    rows=st.sampled_from([1, 5, 37, 300]),
+    columns=st.sampled_from([4, 18, 70, 1030, 20_000]),
+    special=st.booleans(),
+)
+def test_edges_without_registers_of_masks(name, rows, columns, special):
+    """Blocks that reach over ends, and maxima, with NaN and both zeros among the numbers."""
+    function, expected = MASKED[name]
+    x = np.random.default_rng(rows + columns).standard_normal((rows, columns)).astype("f")
+    if special:
+        x.flat[:: max(x.size // 7, 1)] = np.nan
+        x.flat[1 :: max(x.size // 5, 1)] = -0.0
+    with config.override(machine="x86-64-v3"):
+        got = np.asarray(pbkern.jit(function)(x))
+    np.testing.assert_array_equal(got, expected(x))
+    zeros = got == 0
+    if "largest" not in name:  # NumPy's maximum of two zeros is either
+        np.testing.assert_array_equal(np.signbit(got[zeros]), np.signbit(expected(x)[zeros]))
+
+
+def test_programs_inside_are_not_masked():
+    """jnp.roll: no program has both parts inside, but most store inside, and read one."""
+    text = pbkern.jit(lambda x: jnp.roll(x, 100)).as_text(np.zeros(2_000_000, "f"), stage="nests")
+    inside, *_ = text.split("guarded:\n", 2)[1:]
+    assert "?" not in inside
 
 
 ARM_FLAGS = "Features : fp asimd aes crc32 atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp\n"

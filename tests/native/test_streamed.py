@@ -9,17 +9,20 @@ import pbkern
 from pbkern.api.pipeline import kernel_program
 from pbkern.targets.cpu.codegen.compile import compile_program
 from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.machines.machine import WIDE_VECTORS, Vectors
 from tests.lowered import TABLE, lowered
 
 
-@pytest.mark.parametrize("shape", [(64, 256), (7, 100), (5, 33), (16, 16), (3, 1000)])
+@pytest.mark.parametrize("shape", [(64, 256), (7, 100), (5, 33), (16, 16), (3, 1000), (9, 80)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64, jnp.bfloat16, jnp.int8])
-def test_streamed_result(shape, dtype):
+@pytest.mark.parametrize("vectors", [WIDE_VECTORS, Vectors(256, 16)])
+def test_streamed_result(shape, dtype, vectors):
     with jax.enable_x64(True):
         x = np.asarray(np.random.default_rng(1).integers(-9, 9, shape), dtype)
         (kernel,) = pbkern.jit(lambda x: x * 2 + 1).kernels(jnp.asarray(x))
         compiled = compile_program(
-            kernel_program(kernel), options_of=lambda k: LowerOptions(stream_bytes=0)
+            kernel_program(kernel),
+            options_of=lambda k: LowerOptions(stream_bytes=0, vectors=vectors),
         )
         (got,) = compiled(x)
     np.testing.assert_array_equal(got, x * 2 + 1)

@@ -17,15 +17,19 @@ def erf(b: Builder, x: Ssa) -> Ssa:
         return special(b, x)
     el = x.el
     magnitude, one = b.abs(x), b.c(1, el)
-    z = b.mul(x, x)
-    small = b.fma(x, fit(b, z, "erf"), x)
-    tail = (
-        exp2_unchecked(b, fit(b, b.at_most(magnitude, 4.0), "erf_tail"))
-        if el == "f32"
-        else _erfc_positive(b, b.at_most(magnitude, 6.0))
-    )
-    large = b.copysign(b.sub(one, tail), x)
-    return b.select(b.cmp("lt", magnitude, one), small, large)
+
+    def small(b: Builder) -> Ssa:
+        return b.fma(x, fit(b, b.mul(x, x), "erf"), x)
+
+    def large(b: Builder) -> Ssa:
+        tail = (
+            exp2_unchecked(b, fit(b, b.at_most(magnitude, 4.0), "erf_tail"))
+            if el == "f32"
+            else _erfc_positive(b, b.at_most(magnitude, 6.0))
+        )
+        return b.copysign(b.sub(one, tail), x)
+
+    return b.either(b.cmp("lt", magnitude, one), small, large)
 
 
 def _erfc_positive(b: Builder, a: Ssa) -> Ssa:

@@ -259,6 +259,20 @@ def log(b: Builder, x: Ssa) -> Ssa:
     b = b.strict()
     if (special := b.math.lookup("log", x.el)) is not None:
         return special(b, x)
+    if x.lanes or not b.math.predicts_branches:
+        return _log_anywhere(b, x)
+    normal = b.and_(
+        b.cmp("ge", x, b.c(FORMATS[x.el].tiny, x.el)), b.cmp("lt", x, b.c(math.inf, x.el))
+    )
+
+    def of_normal(b: Builder) -> Ssa:
+        k, m1 = _log_split(b, x)
+        return _log_sum(b, b.int_to_float(k, x.el), m1)
+
+    return b.either(normal, of_normal, lambda b: _log_anywhere(b, x))
+
+
+def _log_anywhere(b: Builder, x: Ssa) -> Ssa:
     return _log_specials(b, x, _log_sum(b, *log_split(b, x)))
 
 
@@ -428,10 +442,19 @@ def pow(b: Builder, x: Ssa, y: Ssa) -> Ssa:
     """
     b = b.strict()
     el = x.el
-    zero, one, infinity = b.c(0, el), b.c(1, el), b.c(math.inf, el)
-    magnitude = b.abs(x)
-    result = (_pow_f32 if el == "f32" else _pow_f64)(b, magnitude, y)
+    power = (_pow_f32 if el == "f32" else _pow_f64)(b, b.abs(x), y)
+    if x.lanes or not b.math.predicts_branches:
+        return _pow_specials(b, x, y, power)
+    zero, infinity = b.c(0, el), b.c(math.inf, el)
+    positive = b.and_(b.cmp("gt", x, zero), b.cmp("lt", x, infinity))
+    plain = b.and_(positive, b.cmp("lt", b.abs(y), infinity))
+    return b.either(plain, lambda b: power, lambda b: _pow_specials(b, x, y, power))
 
+
+def _pow_specials(b: Builder, x: Ssa, y: Ssa, result: Ssa) -> Ssa:
+    """`result`, which is |x|**y where both are finite and x is not zero, but C99's values elsewhere."""
+    el, magnitude = x.el, b.abs(x)
+    zero, one, infinity = b.c(0, el), b.c(1, el), b.c(math.inf, el)
     size = b.abs(y)
     grows = b.xor(b.cmp("gt", magnitude, one), b.cmp("lt", y, zero))  # towards infinity, or zero
     limit = b.select(grows, infinity, zero)

@@ -45,8 +45,24 @@ CODY_WAITE_MAX = {"f32": 1.0e5, "f64": 2.0**24}
 LAST_WORD = {"f32": 2, "f64": 16}  # where the largest finite value starts in TWO_OVER_PI
 
 
+def _reduces(b: Builder, x: Ssa, reduced: Callable[[Builder], Ssa], *, near: Callable) -> Ssa:
+    """reduced(builder), or near(builder) of a scalar |x| <= pi / 4, which needs no reduction: a chain of few instructions."""
+    if x.lanes or not b.math.predicts_branches:
+        return reduced(b)
+    is_near = b.cmp("le", b.abs(x), b.c(math.pi / 4 * (1 - 2.0**-20), x.el))
+    return b.either(is_near, near, reduced)
+
+
 def _by_quadrant(b: Builder, x: Ssa, finish: Callable[[Builder, Ssa, Ssa], Ssa]) -> Ssa:
     """finish(builder, n, r) with x = n pi / 2 + r, |r| <= pi / 4; only the last two bits of n are meant."""
+
+    def near(b: Builder) -> Ssa:
+        return finish(b, b.c(0, FORMATS[x.el].int_el), x)
+
+    return _reduces(b, x, lambda b: _by_quadrant_reduced(b, x, finish), near=near)
+
+
+def _by_quadrant_reduced(b: Builder, x: Ssa, finish: Callable[[Builder, Ssa, Ssa], Ssa]) -> Ssa:
     fmt, el = FORMATS[x.el], x.el
     magic = b.c(1.5 * 2.0**fmt.mantissa, el)
     shifted = b.fma(x, b.c(2 / math.pi, el), magic)
@@ -62,6 +78,16 @@ def _by_quadrant_with_rest(
     b: Builder, x: Ssa, finish: Callable[[Builder, Ssa, Ssa, Ssa], Ssa]
 ) -> Ssa:
     """finish(builder, n, r, rest): the same, and what the rounding of r took from it."""
+
+    def near(b: Builder) -> Ssa:
+        return finish(b, b.c(0, FORMATS[x.el].int_el), x, b.c(0, x.el))
+
+    return _reduces(b, x, lambda b: _by_quadrant_and_rest(b, x, finish), near=near)
+
+
+def _by_quadrant_and_rest(
+    b: Builder, x: Ssa, finish: Callable[[Builder, Ssa, Ssa, Ssa], Ssa]
+) -> Ssa:
     fmt, el = FORMATS[x.el], x.el
     magic = b.c(1.5 * 2.0**fmt.mantissa, el)
     shifted = b.fma(x, b.c(2 / math.pi, el), magic)

@@ -19,10 +19,12 @@ class MathTable(Protocol):
     divides_scalars: whether quotients of scalars by numbers are left to LLVM.
     asymmetric_minima: whether the instruction for the smaller of two floats returns its second operand where one is NaN or
     both are zeros.
+    predicts_branches: whether a branch around a part of a function of one scalar is cheaper than that part.
     """
 
     divides_scalars: bool
     asymmetric_minima: bool
+    predicts_branches: bool
 
     def lookup(self, function: str, el: str) -> Callable[[Any, Any], Any] | None:
         """The target's (builder, value) -> value for an element type in registers, f32 or f64; None: the shared one.
@@ -36,6 +38,7 @@ class SharedMath:
 
     divides_scalars = False
     asymmetric_minima = False
+    predicts_branches = False
 
     def lookup(self, function: str, el: str) -> None:
         return None

@@ -357,13 +357,17 @@ class Builder:
 
     def any(self, mask: Ssa) -> Ssa:
         """Whether any lane is set, as a scalar."""
+        return self._of_lanes("or", mask)
+
+    def all(self, mask: Ssa) -> Ssa:
+        """Whether every lane is set, as a scalar."""
+        return self._of_lanes("and", mask)
+
+    def _of_lanes(self, op: str, mask: Ssa) -> Ssa:
         if not mask.lanes:
             return mask
-        return Ssa(
-            self.emit("vector.reduction", (mask.name,), f"{mask.type} into i1", " <or>, %s"),
-            "i1",
-            0,
-        )
+        types = f"{mask.type} into i1"
+        return Ssa(self.emit("vector.reduction", (mask.name,), types, f" <{op}>, %s"), "i1", 0)
 
     def rare(self, mask: Ssa, usual: Ssa, slow: Callable[..., Ssa], *operands: Ssa) -> Ssa:
         """`usual`, but slow(builder, *operands) where the mask is set; skipped when no lane needs it.
@@ -384,6 +388,24 @@ class Builder:
         test = self.any(mask).name
         name = self.emit("scf.if", (test,), "", f" %s -> ({usual.type})", regions)
         return usual._replace(name=name)
+
+    def either(
+        self,
+        test: Ssa,
+        true: Callable[[Builder], Ssa],
+        false: Callable[[Builder], Ssa],
+    ) -> Ssa:
+        """true(builder) where the test holds, else false(builder): of a scalar one alone is computed, if that is faster."""
+        if test.lanes or not self.math.predicts_branches:
+            return self.select(test, true(self), false(self))
+        regions, values = [], []
+        for label, compute in (("", true), ("else", false)):
+            region = self.open_region()
+            values.append(compute(self._inside(region)))
+            region.operations.append(Operation("scf.yield", (values[-1].name,), values[-1].type))
+            regions.append(Region(region.operations, label))
+        name = self.emit("scf.if", (test.name,), "", f" %s -> ({values[0].type})", tuple(regions))
+        return values[0]._replace(name=name)
 
     def report(self, wrong: RangeReport, x: Ssa) -> Ssa:
         """x, after this report, of lanes that count (range_reports.py).

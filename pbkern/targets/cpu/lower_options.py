@@ -46,6 +46,7 @@ class LowerOptions(BuildOptions):
     short_line_operations: int = MOST_NETWORK_OPERATIONS
     scatter_strip: int = 1024
     scalar_loops: bool = True
+    most_taps: int = 25
     fetch_ahead: int = 16
     fetch_bytes: int = FAR_BYTES
     cut_bytes: int = LINE_BYTES

@@ -14,6 +14,7 @@ from pbkern.lower.passes.strips.running_maximum import RunningMaximum
 from pbkern.lower.passes.unswitching import Unswitch
 from pbkern.lower.passes.window_gathers import LoopOverWindowStarts
 from pbkern.targets.cpu.locality.cache_blocking import BlockForCaches
+from pbkern.targets.cpu.locality.loop_results import store_loop_results
 from pbkern.targets.cpu.locality.window_sums import FactorWindowSums
 from pbkern.targets.cpu.math.extremes import maxima_as_minima
 from pbkern.targets.cpu.packing.narrow_operands import SinkWideningCasts
@@ -33,6 +34,11 @@ def _has_word_products(context: NestContext) -> bool:
 
 
 CPU_PASSES = (
+    Pass(
+        "store loop results",
+        store_loop_results,
+        "values of each step of a scan go to the result's memory at once",
+    ),
     Pass(
         "sink widening casts",
         SinkWideningCasts(),

@@ -91,6 +91,7 @@ class NvidiaMath:
 
     divides_scalars = False
     asymmetric_minima = False
+    predicts_branches = False
 
     def lookup(self, function: str, el: str) -> Callable[[Any, Any], Any] | None:
         if (function, el) == ("bf16", "f32"):

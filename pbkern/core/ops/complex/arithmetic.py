@@ -114,7 +114,8 @@ def scaled(a: Part, b: Part) -> tuple[Part, Part, Callable[[Callable], Part]]:
     other.
     """
     quarter = np.finfo(a.dtype).maxexp // 4  # 32 of float32
-    size = lax.max(lax.abs(a), lax.abs(b))
+    p, q = lax.abs(a), lax.abs(b)
+    size = choose(p > q, p, q)  # one instruction, where a maximum keeps NaN by several
     large, small = (
         size > constant(2.0 ** (2 * quarter - 2), a),
         size < constant(2.0 ** (-quarter - 8), a),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import cast
 
 from pbkern.core.affine import Affine
+from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.mlir.element_types import BITS, compute_el, mlir_type, storage_el
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
@@ -266,7 +267,12 @@ class Loader:
         for mask in masks:
             live = mask if live is None else b.and_(live, mask)
         vec_type = mlir_type(el, lanes)
-        if coeff == 1 and buf.root in prefetched_by(walk.nest) and self._leads(walk, buf, index):
+        if (
+            coeff == 1
+            and buf.root in prefetched_by(walk.nest)
+            and self._leads(walk, buf, index)
+            and point.get(walk.sched.along, 0) * buf.dtype.itemsize % LINE_BYTES == 0
+        ):
             self._fetch(walk, block, buf, index, point)
         if coeff == 1 and live is None:
             return Ssa(
@@ -312,7 +318,7 @@ class Loader:
         return b.shuffle(loaded, loaded, [*range(count - 1, -1, -1), *range(count, lanes)])
 
     def _leads(self, walk: NestWalk, buf: Buf, index) -> bool:
-        """Whether no load of the nest is ahead of this one, so that each line is asked for once."""
+        """Whether no load of the nest is ahead of this one, whose line that one would ask for."""
         loads = [
             load.access
             for load in walk.nest.loads()

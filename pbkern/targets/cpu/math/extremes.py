@@ -1,7 +1,8 @@
 """Reductions by max of floats as reductions by min, which take fewer instructions of x86.
 
-    acc0 max= %a[d0]           acc0 min= neg(%a[d0])
-    %b[] = acc0         ->     %b[] = neg(acc0)
+    acc0 max= %a[d0]             acc0 min= neg(%a[d0])
+    %b[] = acc0           ->     %b[] = neg(acc0)
+    %c[] = max(%c[], acc0)       %c[] = neg(min(neg(%c[]), acc0))
 
 MINPS returns its second operand where an operand is NaN, or both are zeros. So min(x, y), which is NaN where either is and
 -0 before 0, is the union of the bits of MINPS(x, y) and MINPS(y, x): the union of a NaN and anything is NaN, and that of two
@@ -38,9 +39,14 @@ def _as_minima(nest: Nest, context: NestContext) -> Nest:
         return nest
 
     def restored(expr: Expr) -> Expr | None:
-        if not isinstance(expr, Accumulator) or expr.number not in negated:
+        if isinstance(expr, Accumulator) and expr.number in negated:
+            return context.op("neg", expr.dtype, expr)
+        if not isinstance(expr, Op) or expr.info.primitive != "max":
             return None
-        return context.op("neg", expr.dtype, expr)
+        if not any(isinstance(arg, Op) and arg.info.primitive == "neg" for arg in expr.args):
+            return None
+        smaller = context.op("min", expr.dtype, *(_negative(arg, context) for arg in expr.args))
+        return context.op("neg", expr.dtype, smaller)
 
     stores = [
         store.mapped(lambda expr: context.pool.rewrite(expr, restored)) for store in nest.stores

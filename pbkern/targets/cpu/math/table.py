@@ -40,6 +40,7 @@ class Avx512Math:
     # LLVM multiplies by the number's reciprocal as an integer.
     divides_scalars = True
     asymmetric_minima = True
+    predicts_branches = True
 
     def lookup(self, function: str, el: str) -> Function | None:
         return {"f32": OF_F32, "f64": OF_F64}[el].get(function)
@@ -49,6 +50,7 @@ class PlainMath(SharedMath):
     """For other machines."""
 
     divides_scalars = True
+    predicts_branches = True
 
     def __init__(self, *, asymmetric_minima: bool):
         self.asymmetric_minima = asymmetric_minima
