@@ -127,6 +127,23 @@ def test_large_operands_are_both_read_from_copies_along_the_reduction(form):
         assert form[0] == "m" or "%a" not in line
 
 
+@pytest.mark.parametrize("form", ["mk,kn->mn", "km,kn->mn"])
+@pytest.mark.parametrize("rows", [20, 61])
+def test_the_first_rows_pack_a_far_operand(form, rows):
+    """Columns are not a multiple of panels, nor rows of tiles; 900 elements are summed in runs."""
+    shapes = shapes_of(form, rows, 900, 1100)
+    assert re.search(r"dot= .*, %a1\[", lowered(einsum(form), *shapes))
+    x, w = operands(form, rows, 900, 1100)
+    check(einsum(form), (x, w), 2e-6)
+    check(lambda x, w: jax.nn.gelu(jnp.einsum(form, x, w) + w[0]), (x, w), 2e-6)
+
+
+def test_far_operands_of_many_rows_are_packed_by_copies():
+    nests = lowered(einsum("mk,kn->mn"), *shapes_of("mk,kn->mn", 4096, 900, 1100))
+    assert products(nests)
+    assert not re.search(r"dot= .*, %a1\[", nests)
+
+
 def test_columns_that_stay_near_are_read_where_they_are():
     """77 rows of 520 bytes: the lines of a tile of columns do not evict one another."""
     found = products(lowered(einsum("km,kn->mn"), *shapes_of("km,kn->mn", 130, 77, 1000)))
