@@ -601,7 +601,8 @@ class _Panels:
             nest.ordered,
             nest.at,
         )
-        schedule = contraction_tile(product, column, self.vectors, self.filled_by is not None)[1]
+        fills = self.filled_by is not None
+        schedule = contraction_tile(product, column, self.vectors, fills, nest)[1]
         schedule = replace(schedule, cut_as=self.tile)
         self.tile = schedule.tile
         return scheduled(product, schedule=schedule)

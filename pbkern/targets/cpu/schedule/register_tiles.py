@@ -160,7 +160,7 @@ def along(nest: Nest, vector: str, vectors: Vectors) -> NestSchedule:
     elif nest.reductions and vector in nest.rdims:
         sched = _batch_rows(nest, _tile_horizontal(nest, sched), full)
     elif nest.reductions and nest.rdims:
-        sched = _tile_register(nest, sched, vectors)
+        sched = _tile_register(nest, sched, vectors, math.prod(nest.dims.values()))
     else:
         sched = _tile_elementwise(nest, sched)
     return _capped(nest, sched)
@@ -254,17 +254,23 @@ def _accesses(expr: Expr, sched: NestSchedule) -> int:
 
 
 def contraction_tile(
-    nest: Nest, vector: str, vectors: Vectors, fills: bool = False
+    nest: Nest, vector: str, vectors: Vectors, fills: bool = False, whole: Nest | None = None
 ) -> tuple[int, NestSchedule]:
     """(columns per register tile, fixed schedule) of a contraction with vectors along `vector`.
 
-    `fills`: whether the first tile of rows reads the operand along the vectors where it is, which is far, and packs it.
+    Args:
+      nest: the contraction, or the part of it that one panel has.
+      vector: a dimension of its results.
+      vectors: registers of the machine.
+      fills: whether the first tile of rows reads the operand along the vectors where it is, which is far, and packs it.
+      whole: the contraction of which the nest is a part.
     """
     full = max(vectors.bits // register_bits(nest), 2)
     fewest = FEWEST_WORDS if any(reduction.by is not None for reduction in nest.reductions) else 1
     lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
     sched = _untiled(nest, vector, lanes, vectors)
-    sched = _capped(nest, _tile_register(nest, sched, vectors, fills))
+    products = math.prod((whole or nest).dims.values())
+    sched = _capped(nest, _tile_register(nest, sched, vectors, products, fills))
     return sched.lanes * sched.unroll, replace(sched, fixed=True)
 
 
@@ -468,11 +474,12 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> NestSchedule:
 
 
 def _tile_register(
-    nest: Nest, sched: NestSchedule, core: Vectors, fills: bool = False
+    nest: Nest, sched: NestSchedule, core: Vectors, products: int, fills: bool = False
 ) -> NestSchedule:
     """Vectors along a result dimension, accumulators in registers over the reduction.
 
-    `fills`: whether the first tile of rows reads the operand along the vectors where it is, which is far, and packs it.
+    `products`: multiply-adds of the nest, or of the product of which it is a part. `fills`: whether the first tile of rows
+    reads the operand along the vectors where it is, which is far, and packs it.
     """
     vectors, count = _vectors(nest, sched), len(nest.reductions)
     pair = 2 if any(reduction.op in ("argmax", "argmin") for reduction in nest.reductions) else 1
@@ -512,8 +519,7 @@ def _tile_register(
     quickest = min(tiles, key=lambda tile: tiles[tile])
     # Beside the quickest there are tiles that divide the nest, and need no second text for its edges.
     enough = min(math.prod(quickest), FEWEST_PRODUCTS)
-    is_short = math.prod(nest.dims.values()) <= SHORT_PRODUCT and not fills
-    slower = AS_QUICK if is_short else 1.0
+    slower = AS_QUICK if products <= SHORT_PRODUCT else 1.0
     j, unroll = min(
         (
             tile
