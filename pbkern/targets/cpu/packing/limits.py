@@ -21,6 +21,17 @@ class PackLimits:
         "such points where far rows are taken a few at a time otherwise. Measured on Zen 3, float32, 12 x 4096 x 4096: 13 ms "
         "with panels, 9.4 so; 20 x 4096 x 4096: 15 and 18",
     )
+    multiplied_rows: int = threshold(
+        32,
+        "far rows that are taken at a time where more than `waiting_rows` rows share them: multiply-adds take longer than the "
+        "far rows, and each run of them adds to sums in memory. Measured on Zen 4, one thread, float32, ms with 8, 16 and 32 "
+        "far rows: 8 x 4096 x 4096 3.91, 3.55, 3.48; 12 x 4096 x 4096 5.71, 5.61, 5.14; 8 x 1024 x 32000 8.34, 8.44, 8.45",
+    )
+    waiting_rows: int = threshold(
+        4,
+        "rows that wait for far ones, of which ROWS_AT_ONCE are taken at a time. Measured the same way: 4 x 4096 x 4096 3.83, "
+        "3.98, 4.13",
+    )
     row_reuse: int = threshold(
         16, "points that share an element before a row of a panel pays. Source: not recorded"
     )

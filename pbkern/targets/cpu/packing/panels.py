@@ -148,12 +148,13 @@ def _along_columns(
     if pays and fits:
         return out + _panels(nest, streamed, vector, width, context, limits)
     if streams:
+        far_rows = _far_rows(nest, streamed, limits)
         if (
-            depth > limits.most_runs * ROWS_AT_ONCE
+            depth > limits.most_runs * far_rows
         ):  # sums of sums: rounding errors grow with the number of additions
-            runs = in_depth_runs(nest, vector, limits.most_runs * ROWS_AT_ONCE, context)
+            runs = in_depth_runs(nest, vector, limits.most_runs * far_rows, context)
             return out + _packed(runs, context, limits, staged)
-        return out + _rows_at_once(nest, cast(Load, streamed), vector, context)
+        return out + _rows_at_once(nest, cast(Load, streamed), vector, far_rows, context)
     if out:
         nest = scheduled(nest, schedule=contraction_tile(nest, vector, context.options.vectors)[1])
     return [*out, nest]
@@ -184,8 +185,14 @@ def _is_streamed(
     )
 
 
-def _rows_at_once(nest: Nest, streamed: Load, vector: str, context) -> list[Stmt]:
-    """Products of a few rows at a time along their whole length, while the next ones are fetched.
+def _far_rows(nest: Nest, streamed: Expr, limits: PackLimits) -> int:
+    """Rows of a far operand that the few rows of the other one are multiplied with at a time."""
+    waits = nest.reuse(streamed) <= limits.waiting_rows
+    return ROWS_AT_ONCE if waits else limits.multiplied_rows
+
+
+def _rows_at_once(nest: Nest, streamed: Load, vector: str, far_rows: int, context) -> list[Stmt]:
+    """Products of a few far rows at a time along their whole length, while the next ones are fetched.
 
     Each adds to the sums.
     """
@@ -198,9 +205,9 @@ def _rows_at_once(nest: Nest, streamed: Load, vector: str, context) -> list[Stmt
         if not part.reductions:
             return [part]
         tile = contraction_tile(part, vector, context.options.vectors)[1]
-        return [scheduled(part, schedule=tile, prefetched={root: ROWS_AT_ONCE * step})]
+        return [scheduled(part, schedule=tile, prefetched={root: far_rows * step})]
 
-    return with_nests(in_depth_runs(nest, vector, ROWS_AT_ONCE, context), decided)
+    return with_nests(in_depth_runs(nest, vector, far_rows, context), decided)
 
 
 def _packed(
