@@ -127,6 +127,23 @@ def test_large_operands_are_both_read_from_copies_along_the_reduction(form):
         assert form[0] == "m" or "%a" not in line
 
 
+@pytest.mark.parametrize("form", ["mk,kn->mn", "km,kn->mn"])
+@pytest.mark.parametrize("rows", [20, 61])
+def test_the_first_rows_pack_a_far_operand(form, rows):
+    """Columns are not a multiple of panels, nor rows of tiles; 900 elements are summed in runs."""
+    shapes = shapes_of(form, rows, 900, 1100)
+    assert re.search(r"dot= .*, %a1\[", lowered(einsum(form), *shapes))
+    x, w = operands(form, rows, 900, 1100)
+    check(einsum(form), (x, w), 2e-6)
+    check(lambda x, w: jax.nn.gelu(jnp.einsum(form, x, w) + w[0]), (x, w), 2e-6)
+
+
+def test_far_operands_of_many_rows_are_packed_by_copies():
+    nests = lowered(einsum("mk,kn->mn"), *shapes_of("mk,kn->mn", 4096, 900, 1100))
+    assert products(nests)
+    assert not re.search(r"dot= .*, %a1\[", nests)
+
+
 def test_columns_that_stay_near_are_read_where_they_are():
     """77 rows of 520 bytes: the lines of a tile of columns do not evict one another."""
     found = products(lowered(einsum("km,kn->mn"), *shapes_of("km,kn->mn", 130, 77, 1000)))
@@ -168,9 +185,11 @@ def test_a_result_in_place_of_an_operand_holds_no_sums():
 
 @pytest.mark.parametrize("form", ["mk,kn->mn", "km,kn->mn"])
 def test_products_of_few_rows_read_rows_of_the_other_operand_in_turn(form):
-    nests = lowered(einsum(form), *shapes_of(form, 8, 4096, 4096))
-    assert re.search(r"k2<8\*\] prefetch %a1", nests)
-    assert "add(%a2" in nests
+    """Rows that wait for it take fewer at a time than those whose multiply-adds take longer."""
+    for rows, at_once in ((4, 8), (8, 32)):
+        nests = lowered(einsum(form), *shapes_of(form, rows, 4096, 4096))
+        assert re.search(rf"k2<{at_once}\*\] prefetch %a1", nests)
+        assert "add(%a2" in nests
 
 
 @pytest.mark.parametrize("form", ["mk,nk->mn", "km,nk->mn"])
@@ -196,7 +215,18 @@ def test_few_rows_read_a_near_operand_from_panels():
     (line,) = products(lowered(einsum("mk,kn->mn"), *shapes_of("mk,kn->mn", 12, 1024, 384)))
     assert re.search(r"dot= .*, %t\d+\[", line)
     far = lowered(einsum("mk,kn->mn"), *shapes_of("mk,kn->mn", 12, 4096, 4096))
-    assert re.search(r"k2<8\*\] prefetch %a1", far)
+    assert re.search(r"k2<32\*\] prefetch %a1", far)
+
+
+@pytest.mark.parametrize("depth", [32, 100])
+def test_shallow_products_read_conflicting_rows_where_they_are(depth):
+    """Columns of 1,024 rows fall into one set of the first cache; the second gives a few rows soon enough."""
+    lines = products(lowered(einsum("mk,kn->mn"), *shapes_of("mk,kn->mn", 512, depth, 1024)))
+    assert lines
+    is_copied = depth > 64
+    assert all(bool(re.search(r"dot= .*, %t\d+\[", line)) == is_copied for line in lines)
+    x, w = operands("mk,kn->mn", 512, depth, 1024)
+    check(einsum("mk,kn->mn"), (x, w), 2e-6)
 
 
 def test_columns_that_fill_the_first_cache_are_copied():

@@ -6,7 +6,7 @@ from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
-from pbkern.lower.nest.ir import Buf, Store
+from pbkern.lower.nest.ir import Buf, Gather, Load, Store, nodes
 from pbkern.lower.nest.reductions import width
 from pbkern.targets.cpu.machines.machine import Vectors
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_stores
@@ -66,6 +66,8 @@ class Stores:
         interleaved = self.rows.computed_as_stored(walk, {n for n, _ in joint})
         rows: dict[tuple, dict[int, Ssa | Point]] = {}
 
+        repeated = _repeated(walk, points) if inner and walk.nest.rdims else set()
+
         def point(number: int, coords: Point) -> None:
             bound = (
                 None
@@ -91,7 +93,7 @@ class Stores:
                             [row[place] for place in sorted(row)],
                             tail,
                         )
-                elif store.inner == inner:
+                elif store.inner == inner and (n, number) not in repeated:
                     self._write(
                         walk,
                         block,
@@ -286,3 +288,24 @@ class Stores:
             inner.add("memref.store", (value.name, store.buf.root.name, address), memref(store.buf))
 
         self.text.when_all(block, conditions, fill)
+
+
+def _repeated(walk: NestWalk, points: list[Point]) -> set[tuple[int, int]]:
+    """(store, point) for the stores of a step that an earlier point does alike: same value, same place."""
+    out, seen = set(), set()
+    for n, store in enumerate(walk.nest.stores):
+        values = [store.value] if store.mask is None else [store.value, store.mask]
+        if any(
+            isinstance(node, Load | Gather) and node.buf.root in walk.written
+            for node in nodes(values)
+        ):
+            continue
+        symbols = frozenset[str]().union(
+            *(value.symbols for value in values), *(position.symbols for position in store.index)
+        )
+        for number, point in enumerate(points):
+            key = (n, *((dim, at) for dim, at in sorted(point.items()) if dim in symbols))
+            if key in seen:
+                out.add((n, number))
+            seen.add(key)
+    return out

@@ -21,6 +21,17 @@ class PackLimits:
         "such points where far rows are taken a few at a time otherwise. Measured on Zen 3, float32, 12 x 4096 x 4096: 13 ms "
         "with panels, 9.4 so; 20 x 4096 x 4096: 15 and 18",
     )
+    multiplied_rows: int = threshold(
+        32,
+        "far rows that are taken at a time where more than `waiting_rows` rows share them: multiply-adds take longer than the "
+        "far rows, and each run of them adds to sums in memory. Measured on Zen 4, one thread, float32, ms with 8, 16 and 32 "
+        "far rows: 8 x 4096 x 4096 3.91, 3.55, 3.48; 12 x 4096 x 4096 5.71, 5.61, 5.14; 8 x 1024 x 32000 8.34, 8.44, 8.45",
+    )
+    waiting_rows: int = threshold(
+        4,
+        "rows that wait for far ones, of which ROWS_AT_ONCE are taken at a time. Measured the same way: 4 x 4096 x 4096 3.83, "
+        "3.98, 4.13",
+    )
     row_reuse: int = threshold(
         16, "points that share an element before a row of a panel pays. Source: not recorded"
     )
@@ -28,6 +39,17 @@ class PackLimits:
     fewest_columns: int = threshold(8, "columns that fill enough of a vector for a register tile")
     rows_ahead: int = threshold(
         8, "rows between a load and what it asks for. 4 to 16 measure the same"
+    )
+    most_filling_rows: int = threshold(
+        256,
+        "rows up to which the first ones fill panels of a far operand while they are multiplied: the product has two texts "
+        "then. Measured on Zen 4, one thread, float32, ms so and with copies: 64 x 512 x 4096 2.63 and 2.93, 256 x 8192 x 1024 "
+        "40.0 and 40.9, 512 x 768 x 3072 22.6 and 22.6",
+    )
+    filling_rows_ahead: int = threshold(
+        16,
+        "rows between a load of those and what it asks for. Measured on Zen 4, 64 x 512 x 4096: 8 to 32 take the same time, 64 "
+        "take 7 % longer, without prefetches 10 %",
     )
     # Runs of deep products (depth_runs.py)
     panel_share: int = threshold(

@@ -4,10 +4,10 @@ The operand that varies along the vector dimension is packed panel by panel, [re
 width], so that the microkernel streams contiguous memory; this also transposes operands stored the
 other way round and evaluates producers once (the prologue). The operand that is broadcast is copied
 where its rows would fall into one cache set, or its elements into lines that evict one another
-(operand_copies.py). Deep products run in parts (depth_runs.py), those of few rows or columns along
-rows of their large operand (few_columns.py). Copies of small floats are float32: an element is
-converted once, not wherever it is read. Source: Goto & van de Geijn 2008, "Anatomy of
-high-performance matrix multiplication".
+(operand_copies.py). A far operand of few rows is packed by the products of the first rows. Deep
+products run in parts (depth_runs.py), those of few rows or columns along rows of their large operand
+(few_columns.py). Copies of small floats are float32: an element is converted once, not wherever it is
+read. Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication".
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import cast
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.edit.split import split
 from pbkern.lower.nest.ir import (
     Accumulator,
@@ -37,7 +38,7 @@ from pbkern.lower.nest.ir import (
 from pbkern.lower.passes.strips.strip_mining import even_part
 from pbkern.targets.costs.caches import are_apart
 from pbkern.targets.cpu.machines.machine import ROWS_AT_ONCE
-from pbkern.targets.cpu.schedule.nest_schedule import scheduled
+from pbkern.targets.cpu.schedule.nest_schedule import final_schedule, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.schedule.register_tiles import choose, contraction_tile
 
@@ -122,7 +123,8 @@ def _along_columns(
     staged: OperandCopies,
 ) -> list[Stmt]:
     """A product with vectors along columns: of panels, in words or elements, or of operands where they are."""
-    width, _ = contraction_tile(nest, vector, context.options.vectors)
+    fills = _filling_dim(nest, streamed, vector, limits) is not None
+    width, _ = contraction_tile(nest, vector, context.options.vectors, fills)
     out, trial = list[Stmt](), OperandCopies(staged.written, dict(staged.copies))
     spread, apart = _stage_still(nest, stationary, False, context, limits, out, trial)
     words = _in_words(spread, streamed, apart, vector, width, context, limits)
@@ -146,12 +148,13 @@ def _along_columns(
     if pays and fits:
         return out + _panels(nest, streamed, vector, width, context, limits)
     if streams:
+        far_rows = _far_rows(nest, streamed, limits)
         if (
-            depth > limits.most_runs * ROWS_AT_ONCE
+            depth > limits.most_runs * far_rows
         ):  # sums of sums: rounding errors grow with the number of additions
-            runs = in_depth_runs(nest, vector, limits.most_runs * ROWS_AT_ONCE, context)
+            runs = in_depth_runs(nest, vector, limits.most_runs * far_rows, context)
             return out + _packed(runs, context, limits, staged)
-        return out + _rows_at_once(nest, cast(Load, streamed), vector, context)
+        return out + _rows_at_once(nest, cast(Load, streamed), vector, far_rows, context)
     if out:
         nest = scheduled(nest, schedule=contraction_tile(nest, vector, context.options.vectors)[1])
     return [*out, nest]
@@ -182,8 +185,14 @@ def _is_streamed(
     )
 
 
-def _rows_at_once(nest: Nest, streamed: Load, vector: str, context) -> list[Stmt]:
-    """Products of a few rows at a time along their whole length, while the next ones are fetched.
+def _far_rows(nest: Nest, streamed: Expr, limits: PackLimits) -> int:
+    """Rows of a far operand that the few rows of the other one are multiplied with at a time."""
+    waits = nest.reuse(streamed) <= limits.waiting_rows
+    return ROWS_AT_ONCE if waits else limits.multiplied_rows
+
+
+def _rows_at_once(nest: Nest, streamed: Load, vector: str, far_rows: int, context) -> list[Stmt]:
+    """Products of a few far rows at a time along their whole length, while the next ones are fetched.
 
     Each adds to the sums.
     """
@@ -196,9 +205,9 @@ def _rows_at_once(nest: Nest, streamed: Load, vector: str, context) -> list[Stmt
         if not part.reductions:
             return [part]
         tile = contraction_tile(part, vector, context.options.vectors)[1]
-        return [scheduled(part, schedule=tile, prefetched={root: ROWS_AT_ONCE * step})]
+        return [scheduled(part, schedule=tile, prefetched={root: far_rows * step})]
 
-    return with_nests(in_depth_runs(nest, vector, ROWS_AT_ONCE, context), decided)
+    return with_nests(in_depth_runs(nest, vector, far_rows, context), decided)
 
 
 def _packed(
@@ -374,7 +383,7 @@ def _panels(
     counters = {outer_dim: context.names("%i") for outer_dim in outer}
     full, rest = divmod(nest.dims[vector], width)
     panels = _Panels(nest, streamed, vector, counters, context, limits, shift)
-    size = _group_size(streamed, vector, full, limits.most_panels)
+    size = 1 if panels.filled_by else _group_size(streamed, vector, full, limits.most_panels)
     stmts: list[Stmt] = []
     if full // size:
         group = context.names("%i")
@@ -409,6 +418,23 @@ def _loads(expr: Expr) -> list[Load | Gather]:
     return Nest({}, reductions=(Reduction("dot", (expr,), expr.dtype),)).loads()
 
 
+def _filling_dim(nest: Nest, streamed: Expr, vector: str, limits: PackLimits) -> str | None:
+    """The dimension of rows whose first ones fill panels while they are multiplied; None: a copy fills them.
+
+    Only the time in which a far operand comes is worth the second text of the product.
+    """
+    rows = [
+        dim
+        for dim, size in nest.dims.items()
+        if size > 1 and dim not in nest.rdims and dim not in streamed.symbols
+    ]
+    if len(rows) != 1 or nest.dims[rows[0]] > limits.most_filling_rows:
+        return None
+    if not isinstance(streamed, Load) or is_expensive(streamed) or not is_far(streamed.buf):
+        return None
+    return rows[0] if flat_coefficient(streamed.buf, streamed.index, vector) == 1 else None
+
+
 class _Panels:
     """The statements of one contraction's panels."""
 
@@ -433,9 +459,41 @@ class _Panels:
         self.vectors = context.options.vectors
         self.reduced = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
         self.tile = 0  # vectors of a full panel's register tile; full panels come first
+        self.filled_by = None if shift else _filling_dim(nest, streamed, vector, limits)
+
+    def _filled_by_products(self, dim: str, start: Affine, width: int) -> list[Stmt]:
+        """A panel's products, of which those of the first tile of rows read the operand itself, and store what they read.
+
+            panel[k, j] = b[k, j]                          out[i, j] = sum of a[i, k] * b[k, j], panel[k, j] = b[k, j]  (i < 8)
+            out[i, j] = sum of a[i, k] * panel[k, j]  ->   out[i, j] = sum of a[i, k] * panel[k, j]                     (8 <= i)
+
+        Multiply-adds hide the time in which the operand comes.
+        """
+        pool, sizes = self.pool, [self.nest.dims[rdim] for rdim in self.reduced]
+        buf = self.context.new_buffer((1, *sizes, width), self.streamed.dtype)
+        product = self._product(buf, Affine(), start, width, None)
+        schedule = final_schedule(product)
+        column, rows = schedule.along, product.dims[dim]
+        first = min(schedule.jam.get(dim, 1), rows)
+        index = self._index(Affine(), column)
+        packed = pool.load(self.streamed.dtype, buf, index, False)
+        source = pool.rename(self.streamed, self._renaming(start + Affine.symbol(column)))
+        filling = part(product, dim, Affine(), first, pool).mapped(
+            lambda expr: pool.rewrite(expr, lambda node: source if node is packed else None)
+        )
+        prefetched = rows_ahead(
+            cast(Load, source), self.reduced[-1], self.limits.filling_rows_ahead
+        )
+        filling = scheduled(filling, prefetched=prefetched)
+        if first == rows:
+            return [filling]
+        filling = replace(filling, stores=(*filling.stores, Store(buf, index, source)))
+        return [filling, part(product, dim, Affine((), first), rows - first, pool)]
 
     def group(self, start: Affine, count: int, width: int) -> list[Stmt]:
         """Packs columns start .. start + count * width - 1 as `count` panels, then multiplies with each."""
+        if self.filled_by is not None:
+            return self._filled_by_products(self.filled_by, start, width)
         streamed, sizes = self.streamed, {dim: self.nest.dims[dim] for dim in self.reduced}
         dtype = streamed.dtype if isinstance(streamed, Op) else cast(Load, streamed).buf.dtype
         buf: Buf = self.context.new_buffer((count, *sizes.values(), width), copy_dtype(dtype))
@@ -550,7 +608,8 @@ class _Panels:
             nest.ordered,
             nest.at,
         )
-        schedule = contraction_tile(product, column, self.vectors)[1]
+        fills = self.filled_by is not None
+        schedule = contraction_tile(product, column, self.vectors, fills, nest)[1]
         schedule = replace(schedule, cut_as=self.tile)
         self.tile = schedule.tile
         return scheduled(product, schedule=schedule)

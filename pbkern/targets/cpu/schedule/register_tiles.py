@@ -71,6 +71,13 @@ PRODUCTS_UNDER_WAY = 8
 # turn: a @ b.T of 64 x 256 x 8000 3.0 -> 4.3 ms, of 32000 x 512 x 64 20.4 -> 22.4, a.T @ b of 4096 x 4096 x 64 25 -> 35; with
 # 0.03 as with 0.1.
 FAR_ROW_CYCLES = 0.1
+# Cycles until a run of neighbouring lines of a far operand begins to come that the first tile of rows multiplies. Measured
+# on Zen 4, one thread, float32, beside products of packed panels: 64 x 512 by 512 x 32768, from memory, with tiles of 22 x 1,
+# 14 x 2, 8 x 3 and 6 x 4 vectors 25.8, 23.6, 22.6 and 22.4 ms, which is 26 and 7 for each line; of 512 x 4096, from the last
+# cache, 13 and 3.5. This is between.
+FAR_RUN_CYCLES = 20.0
+# Cycles of each line of such a run, measured the same way; multiply-adds hide half a cycle per row.
+FAR_LINE_CYCLES = 5.0
 # Cycles of a store whose line leaves the first cache for those of the tile's other rows. Measured on Zen 4, float32 results
 # of 2,048 columns: 10 more cycles than with 2,080.
 EVICTED_STORE_CYCLES = 10
@@ -153,7 +160,7 @@ def along(nest: Nest, vector: str, vectors: Vectors) -> NestSchedule:
     elif nest.reductions and vector in nest.rdims:
         sched = _batch_rows(nest, _tile_horizontal(nest, sched), full)
     elif nest.reductions and nest.rdims:
-        sched = _tile_register(nest, sched, vectors)
+        sched = _tile_register(nest, sched, vectors, math.prod(nest.dims.values()))
     else:
         sched = _tile_elementwise(nest, sched)
     return _capped(nest, sched)
@@ -246,12 +253,24 @@ def _accesses(expr: Expr, sched: NestSchedule) -> int:
     return max((1 if near else 2 * sched.lanes for near in neighbours), default=1)
 
 
-def contraction_tile(nest: Nest, vector: str, vectors: Vectors) -> tuple[int, NestSchedule]:
-    """(columns per register tile, fixed schedule) of a contraction with vectors along `vector`."""
+def contraction_tile(
+    nest: Nest, vector: str, vectors: Vectors, fills: bool = False, whole: Nest | None = None
+) -> tuple[int, NestSchedule]:
+    """(columns per register tile, fixed schedule) of a contraction with vectors along `vector`.
+
+    Args:
+      nest: the contraction, or the part of it that one panel has.
+      vector: a dimension of its results.
+      vectors: registers of the machine.
+      fills: whether the first tile of rows reads the operand along the vectors where it is, which is far, and packs it.
+      whole: the contraction of which the nest is a part.
+    """
     full = max(vectors.bits // register_bits(nest), 2)
     fewest = FEWEST_WORDS if any(reduction.by is not None for reduction in nest.reductions) else 1
     lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
-    sched = _capped(nest, _tile_register(nest, _untiled(nest, vector, lanes, vectors), vectors))
+    sched = _untiled(nest, vector, lanes, vectors)
+    products = math.prod((whole or nest).dims.values())
+    sched = _capped(nest, _tile_register(nest, sched, vectors, products, fills))
     return sched.lanes * sched.unroll, replace(sched, fixed=True)
 
 
@@ -454,8 +473,14 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> NestSchedule:
     return replace(sched, jam=jam, unroll=unroll)
 
 
-def _tile_register(nest: Nest, sched: NestSchedule, core: Vectors) -> NestSchedule:
-    """Vectors along a result dimension, accumulators in registers over the reduction."""
+def _tile_register(
+    nest: Nest, sched: NestSchedule, core: Vectors, products: int, fills: bool = False
+) -> NestSchedule:
+    """Vectors along a result dimension, accumulators in registers over the reduction.
+
+    `products`: multiply-adds of the nest, or of the product of which it is a part. `fills`: whether the first tile of rows
+    reads the operand along the vectors where it is, which is far, and packs it.
+    """
     vectors, count = _vectors(nest, sched), len(nest.reductions)
     pair = 2 if any(reduction.op in ("argmax", "argmin") for reduction in nest.reductions) else 1
     room = max(sched.accumulators // (count * pair), 1)
@@ -480,7 +505,9 @@ def _tile_register(nest: Nest, sched: NestSchedule, core: Vectors) -> NestSchedu
         )
 
     def cycles(j: int, unroll: int) -> float:
-        return _tiled(
+        return (
+            _tiled(vectors, unroll, lambda width: _wait_cycles(j, width)) if fills else 0
+        ) + _tiled(
             rows, j, lambda height: _tiled(vectors, unroll, lambda width: step(height, width))
         )
 
@@ -492,7 +519,7 @@ def _tile_register(nest: Nest, sched: NestSchedule, core: Vectors) -> NestSchedu
     quickest = min(tiles, key=lambda tile: tiles[tile])
     # Beside the quickest there are tiles that divide the nest, and need no second text for its edges.
     enough = min(math.prod(quickest), FEWEST_PRODUCTS)
-    slower = AS_QUICK if math.prod(nest.dims.values()) <= SHORT_PRODUCT else 1.0
+    slower = AS_QUICK if products <= SHORT_PRODUCT else 1.0
     j, unroll = min(
         (
             tile
@@ -506,6 +533,11 @@ def _tile_register(nest: Nest, sched: NestSchedule, core: Vectors) -> NestSchedu
     cost = tiles[j, unroll]
     sched = replace(sched, unroll=unroll, jam={jam: j} if j > 1 else {})
     return _jam_second(nest, sched, jam, cost, room) if j == rows else sched
+
+
+def _wait_cycles(rows: int, vectors: int) -> float:
+    """Cycles of a reduction step in which a tile waits for the far vectors that it multiplies and packs."""
+    return max(FAR_RUN_CYCLES + (FAR_LINE_CYCLES - rows / 2) * vectors, 0.0)
 
 
 def _has_far_rows(nest: Nest, vector: str) -> bool:
