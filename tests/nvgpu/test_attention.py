@@ -308,6 +308,7 @@ class Gradients:
     seen: str = "all"
     heads: int = 1
     hidden: float = -np.inf
+    width: int = 64
 
     def attended(self, q, k, v):
         s = jnp.einsum("hqd,hkd->hqk", q, k, preferred_element_type=jnp.float32) * 0.125
@@ -326,7 +327,7 @@ class Gradients:
 
     @property
     def types(self):
-        return [jax.ShapeDtypeStruct((self.heads, self.tokens, 64), self.dtype)] * 4
+        return [jax.ShapeDtypeStruct((self.heads, self.tokens, self.width), self.dtype)] * 4
 
     def arrays(self):
         rng = np.random.default_rng(0)
@@ -367,6 +368,9 @@ GRADIENTS = {
     "causal, ragged": Gradients(200, seen="causal"),
     "window": Gradients(256, "float16", "window"),
     "rows that see no key": Gradients(192, seen="later", hidden=-1e30),
+    "heads of 96": Gradients(130, seen="causal", width=96),
+    "heads of 80": Gradients(128, "float16", width=80),
+    "heads of 256": Gradients(100, width=256),
 }
 
 
@@ -588,8 +592,8 @@ SHAPES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("device", "tokens", "dtype"), SHAPES)
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize(("device", "tokens", "dtype"), [*SHAPES, ("sm_89", 2048, "bfloat16")])
+@pytest.mark.parametrize("width", [64, 96, 128])
 @pytest.mark.parametrize("seen", ["all", "causal", "window", "grouped"])
 def test_no_device_needs_more_than_three_kernels(device, tokens, dtype, width, seen):
     """One forward, two backward at most, of 100 KB of shared memory, and none in global memory; nothing is spilled."""

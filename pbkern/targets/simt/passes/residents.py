@@ -96,6 +96,7 @@ def resident_products(
     residents = _residents(plain, context, most_words)
     other = turned(plain, context)
     if other is not None:
+        other = whole_rows(other, context)
         better = _residents(other, context, most_words)
         if better and (not residents or len(better.arrays) > len(residents.arrays)):
             plain, residents = other, better
