@@ -457,9 +457,9 @@ class Expressions:
             tests, mask = _index_tests(store.mask, self.context)
             conditions = [self.value(walk, block, test).name for test in tests]
             conditions += self.guards(walk, block, store.buf, store.index) if store.guard else []
-            own = replace(store, mask=mask, guard=False)
+            inside = replace(store, mask=mask, guard=False)
             if conditions:
-                self.text.when_all(block, conditions, lambda inner: self.write(walk, inner, own))
+                self.text.when_all(block, conditions, lambda inner: self.write(walk, inner, inside))
                 return
         stored = self.builder(block).to_storage(
             self.value(walk, block, store.value), store.buf.dtype
