@@ -237,6 +237,30 @@ def inline(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return jax.make_jaxpr(lambda *args: evaluate(closed.jaxpr, closed.consts, args))(*avals)
 
 
+class Notes:
+    """Facts of several kinds that a rewrite remembers about values, by their identity, while equations are bound again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int], tuple] = {}
+
+    def note(self, kind: str, value, *what) -> list:
+        """Notes facts about a value under `kind`, and returns [value]."""
+        self._kept[kind, id(value)] = (
+            value,
+            *what,
+        )  # keeps the value alive, so that its id stays unique
+        return [value]
+
+    def bound(self, kind: str, eqn, operands, *what) -> list:
+        """The result of an equation on these operands, noted."""
+        return self.note(kind, *bind_again(eqn, operands), *what)
+
+    def find(self, kind: str, x) -> tuple | None:
+        """The noted facts, or None."""
+        entry = self._kept.get((kind, id(x)))
+        return entry and entry[1:]
+
+
 def literal_value(atom: jex.Literal) -> np.generic:
     """A literal's value as a NumPy scalar of the literal's exact type."""
     return cast(

@@ -146,9 +146,10 @@ def _variable(program: PtxProgram, match: re.Match) -> None:
 
 
 def _body(program: PtxProgram, text: str, start: int, files: dict[str, str]) -> None:
-    line, at, depth = text.count("\n", 0, start) + 1, "", 1
+    line, at, depth, counted = 1, "", 1, 0
     for statement, first in _statements(text, start):
-        line = text.count("\n", 0, first) + 1
+        line += text.count("\n", counted, first)  # from the last statement on: texts are long
+        counted = first
         for brace in statement if statement in ("{", "}") else "":
             depth += 1 if brace == "{" else -1
         if depth == 0:

@@ -12,6 +12,9 @@ from pbkern.targets.nvgpu import compile as codegen
 from pbkern.targets.nvgpu import ptxas
 from pbkern.targets.nvgpu.devices import KINDS
 
+# By default, tensor cores multiply operands that are rounded to 11 bits: tests/nvgpu/test_matrix_products.py.
+EXACT = {"target": "nvgpu", "mm_conv_precision_mode": "fp32"}
+
 
 def blur(x, w):
     rows, columns = x.shape[1] - 4, x.shape[2] - 4
@@ -68,7 +71,7 @@ def arrays(shapes, seed=0):
 def test_function_equals_float64(name):
     f, shapes = FUNCTIONS[name]
     args = arrays(shapes)
-    found = pbkern.simulate(f, *args)
+    found = pbkern.simulate(pbkern.jit(f, compile_options=EXACT), *args)
     with jax.enable_x64(True):
         want = f(*(jnp.asarray(a, jnp.float64) for a in args))
     for got, w in zip(jax.tree.leaves(found.results), jax.tree.leaves(want)):
@@ -247,8 +250,9 @@ def test_loops_and_branches_of_the_host():
         )
 
     x = np.abs(arrays([(9, 9)])[0])
+    compiled = pbkern.jit(f, compile_options=EXACT)
     for n in (-1, 1, 7):
-        found = pbkern.simulate(f, x, np.int32(n)).results
+        found = pbkern.simulate(compiled, x, np.int32(n)).results
         for got, want in zip(found, f(jnp.asarray(x), n)):
             np.testing.assert_allclose(got, want, rtol=1e-4)
     assert found[1] > 1

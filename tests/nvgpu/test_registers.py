@@ -51,7 +51,7 @@ def shared_bytes(text: str) -> int:
 
 @pytest.mark.parametrize(("blocks", "sizes", "dtype", "warps", "operands"), [
     ((32, 32, 16), (64, 64, 64), "float32", None, 2048),
-    ((32, 32, 32), (70, 50, 100), "float32", None, 4864),
+    ((32, 32, 32), (70, 50, 100), "float32", None, 8192),
     ((32, 64, 8), (64, 128, 20), "float64", 8, 12800),
     ((16, 32, 16), (40, 61, 40), "int32", 2, 2816),
 ])  # fmt: skip

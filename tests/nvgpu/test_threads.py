@@ -154,6 +154,20 @@ def test_rows_are_stored_over_as_vectors_too():
     assert whole_terms(moved, "j") == 1
 
 
+def test_what_is_stored_beside_terms_is_loaded_as_vectors_too():
+    """Rows of another length, and the places beside."""
+    pool, rows_of_13 = Pool(), Buf("%c", (10, 13), F32)
+    total = Reduction("sum", (pool.load(F32, A, (i, j), False),), F32)
+    for load, count in (
+        (pool.load(F32, A, (i, j), False), 4),
+        (pool.load(F32, A, (i, j), True), 1),
+        (pool.load(F32, A, (i, j + 1), False), 1),
+        (pool.load(F32, rows_of_13, (i, j), False), 1),
+    ):
+        nest = Nest(ROWS, ("j",), (total,), (Store(B, (i, j), load),))
+        assert whole_terms(nest, "j") == count
+
+
 def test_what_the_policy_answers():
     policy = ThreadPolicy(near_bytes=1 << 12)
     rows = Nest({"i": 64, "j": 256}, ("j",), (Reduction("sum", (Pool().load(F32, A, (i, j), False),), F32),),

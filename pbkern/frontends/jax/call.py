@@ -27,6 +27,7 @@ from pbkern.core.lazy_dataclass import dataclass
 
 from .constant_filters import constant_filters
 from .constant_iotas import count_progressions
+from .known_products import use_known_products
 from .residuals import Residuals, choose_residuals
 
 call_p = jex.Primitive("pbkern_call")
@@ -216,15 +217,27 @@ def _jvp(primals, tangents, *, jaxpr, name, options, donated):
 
 
 @_jax.cached_by_jaxpr
-def _split(jaxpr, unknown: tuple[bool, ...]) -> Residuals:
+def _split(jaxpr, unknown: tuple[bool, ...], reassociates: bool) -> Residuals:
+    """reassociates: results of the known half may stand in place of what the other one would compute and sum up."""
     with _jax.types_kept(jaxpr):
+        if reassociates:
+            jaxpr = use_known_products(jaxpr)
         return choose_residuals(_jax.split_by_known(jaxpr, unknown))
+
+
+def _may_reassociate(options) -> bool:
+    """Whether options leave it to the compiler in which order sums are taken, and where 16-bit floats are rounded."""
+    return not (
+        options.disable_unsafe_math_canonicalizations
+        or options.mlir_disable_fast_math
+        or options.emulate_precision_casts
+    )
 
 
 def _partial_eval(trace, *tracers, jaxpr, name, options, donated):
     """Known operands are computed with now; what the rest needs is saved, or recomputed there where that is cheap."""
     unknown = tuple(not tracer.is_known() for tracer in tracers)
-    split = _split(jaxpr, unknown)
+    split = _split(jaxpr, unknown, _may_reassociate(options))
     known_operands = [_jax.known_value(tracer) for tracer in tracers if tracer.is_known()]
     results = bind(known_operands, split.known, f"{name}_fwd", options)
     saved = [

@@ -16,9 +16,9 @@ from jax.extend import core as jex
 
 from pbkern._jax import bind_again
 from pbkern.core.errors import OptionError
+from pbkern.core.jaxprs import Notes
 from pbkern.fuse.cost.kinds import CONTRACTIONS
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.simplify.facts import Notes
 
 # mode -> (kind of operands it applies to, dtype of multiplication, dtype of addition)
 MODES = {

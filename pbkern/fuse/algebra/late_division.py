@@ -12,10 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import primitive_names
+from pbkern.core.jaxprs import Notes, primitive_names
 from pbkern.fuse.access.dimension_map import moved
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.simplify.facts import Notes
 
 
 def delay_normalisation(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

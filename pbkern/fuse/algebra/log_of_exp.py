@@ -15,10 +15,9 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import primitive_names
+from pbkern.core.jaxprs import Notes, primitive_names
 from pbkern.core.ops.views import SHAPE_VIEWS
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.simplify.facts import Notes
 
 EXPONENTIALS = {"exp": 1.0, "exp2": float(np.log(2.0))}
 TYPES = ("float16", "float32", "float64")

@@ -23,11 +23,10 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import primitive_names
+from pbkern.core.jaxprs import Notes, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.simplify.facts import Notes
 
 # Types between which values are followed, rounded or not.
 FOLLOWED = frozenset(("float32", "float16", "bfloat16"))

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Sequence
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import inner_jaxprs, primitive_names
+from pbkern.core.jaxprs import Notes, inner_jaxprs, primitive_names
 from pbkern.core.ops.reshape import segments
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.simplify.facts import Notes
 
 
 def repeats_to_broadcasts(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

@@ -14,10 +14,9 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
-from pbkern.core.jaxprs import equations, primitive_names
+from pbkern.core.jaxprs import Notes, equations, primitive_names
 from pbkern.fuse.access.rules import Access, Span
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.simplify.facts import Notes
 from pbkern.fuse.tiling.decided_cases import DecidedCases
 
 CHOICES = ("select_n", "concatenate")

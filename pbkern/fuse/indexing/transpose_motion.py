@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern.core.jaxprs import Notes
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.simplify.facts import Notes
 
 Order = tuple[int, ...]
 

@@ -12,9 +12,8 @@ import math
 
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import primitive_names
+from pbkern.core.jaxprs import Notes, primitive_names
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.simplify.facts import Notes
 
 
 def fold_transposes(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+from pbkern.core.jaxprs import Notes
 from pbkern.core.ops.views import MOST_ELEMENTS, VIEWS
 
-from .facts import Notes
 from .splat_operands import Splat
 
 # Operand whose numbers a rewrite looks at, by primitive.

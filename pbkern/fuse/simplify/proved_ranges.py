@@ -19,12 +19,11 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import primitive_names
+from pbkern.core.jaxprs import Notes, primitive_names
 from pbkern.core.ops.views import VIEWS
 from pbkern.dsl.primitives.in_range import in_range
 
 from .driver import retrace
-from .facts import Notes
 
 Bounds = tuple[int, int]  # the least and the greatest number that may occur
 # Equations whose result holds elements of the first operand.

@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
+from pbkern.core.jaxprs import Notes
 from pbkern.core.ops.views import VIEWS
 
-from .facts import Notes
 from .rewrites import FOLDED
 
 # Operations whose result holds the operand's scalar everywhere.

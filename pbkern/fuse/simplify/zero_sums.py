@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from pbkern._jax import bind_again
-
-from .facts import Notes
+from pbkern.core.jaxprs import Notes
 
 TYPES = ("float32", "float64")
 

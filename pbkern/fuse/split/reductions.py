@@ -27,6 +27,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern.core.jaxprs import Notes
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.windows_contractions import (
     REDUCERS,
@@ -38,7 +39,6 @@ from pbkern.fuse.access.windows_contractions import (
 )
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import Rewrite
-from pbkern.fuse.simplify.facts import Notes
 
 from .chunks import in_chunks, near_divisor
 from .limits import SplitLimits

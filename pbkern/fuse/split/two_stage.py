@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern.core.jaxprs import Notes
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import Pass
@@ -22,7 +23,6 @@ from pbkern.fuse.access.windows_contractions import reducer_params
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.simplify.facts import Notes
 
 from .chunks import in_chunks, near_divisor
 from .limits import SplitLimits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -212,7 +213,10 @@ def _words(chunk_pass: ChunkPass) -> int:
 
 
 def _operand_bytes(chunk_pass: ChunkPass) -> int:
-    """Bytes of a chunk's operands of products, without scores; those of the next chunk are on their way meanwhile."""
+    """Bytes of a chunk's operands of products, without scores; those of the next chunk are on their way meanwhile.
+
+    Tiles of matrix instructions have powers of two of elements along each dimension.
+    """
     steps = chunk_pass.full.steps()
     summed = _summed([step.eqn for step in steps])
     scores = {var for step in steps if id(step.eqn) in summed for var in step.eqn.outvars}
@@ -223,7 +227,11 @@ def _operand_bytes(chunk_pass: ChunkPass) -> int:
         for var, access in zip(step.eqn.invars, step.pull.inputs)
         if access is not None and var not in scores
     }
-    return sum((1 + moves(access)) * volume(access) * itemsize(var) for var, access in operands)
+
+    def elements(access: Access) -> int:
+        return math.prod(1 << (span.size - 1).bit_length() for span in access)
+
+    return sum((1 + moves(access)) * elements(access) * itemsize(var) for var, access in operands)
 
 
 def _has_rows(access: Access, columns: int) -> bool:

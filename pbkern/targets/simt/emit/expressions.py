@@ -7,7 +7,7 @@ that the nest writes stays where it is asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 
 from pbkern.core.affine import Affine
@@ -20,6 +20,7 @@ from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import INT32_MAX, NestContext
 from pbkern.lower.nest.ir import (
+    BOOL,
     Accumulator,
     Buf,
     Const,
@@ -32,6 +33,7 @@ from pbkern.lower.nest.ir import (
     Op,
     Reduction,
     Store,
+    nodes,
 )
 from pbkern.lower.nest.rounding import may_cancel
 from pbkern.lower.nest.tiles.layout import Swizzle
@@ -451,6 +453,14 @@ class Expressions:
         if also is not None:
             self.text.when(block, also, lambda inner: self.write(walk, inner, store))
             return
+        if self._reads_what_others_store(store):
+            tests, mask = _index_tests(store.mask, self.context)
+            conditions = [self.value(walk, block, test).name for test in tests]
+            conditions += self.guards(walk, block, store.buf, store.index) if store.guard else []
+            inside = replace(store, mask=mask, guard=False)
+            if conditions:
+                self.text.when_all(block, conditions, lambda inner: self.write(walk, inner, inside))
+                return
         stored = self.builder(block).to_storage(
             self.value(walk, block, store.value), store.buf.dtype
         )
@@ -462,5 +472,26 @@ class Expressions:
 
         self.text.when_all(block, conditions, fill)
 
+    def _reads_what_others_store(self, store: Store) -> bool:
+        """Whether a point outside of an array would read the nearest one inside, which another thread stores over."""
+        if self.placement.is_private(store.buf):
+            return False
+        read = nodes([store.value, *([] if store.mask is None else [store.mask])])
+        return any(
+            isinstance(node, Load) and node.guard and node.buf.root is store.buf.root
+            for node in read
+        )
+
     def store_stored(self, block: Block, buf: Buf, address: str, v: Ssa) -> None:
         block.add("memref.store", (v.name, buf.root.name, address), self.placement.memref(buf))
+
+
+def _index_tests(mask: Expr | None, context: NestContext) -> tuple[list[InRange], Expr | None]:
+    """(tests of indices that must all hold, what else must; None: nothing) for a mask to hold."""
+    if mask is None or isinstance(mask, InRange):
+        return [] if mask is None else [mask], None
+    if not (isinstance(mask, Op) and mask.info.primitive == "and"):
+        return [], mask
+    (left, one), (right, other) = (_index_tests(arg, context) for arg in mask.args)
+    both = one if other is None else other if one is None else context.op("and", BOOL, one, other)
+    return [*left, *right], both

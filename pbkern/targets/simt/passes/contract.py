@@ -81,6 +81,10 @@ class ContractTiles:
     resident_words: int = threshold(
         400, "registers of a thread for all arrays between products, which live at different times"
     )
+    resident_sums: int = threshold(
+        192,
+        "of these, for sums that products of a loop add to: a thread has 255 for them and operands",
+    )
 
     def __call__(self, stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
         if not has_matrix_instructions(context.options):
@@ -97,8 +101,8 @@ class ContractTiles:
                 out += [with_bodies(stmt, contracted)] if tiled is None else tiled
             return out
 
-        limits = self.resident_stages, self.resident_words
-        products = contracted(resident_products(stmts, context, *limits))
+        words = self.resident_words, self.resident_sums
+        products = contracted(resident_products(stmts, context, self.resident_stages, words))
         return left_under_way(products) if context.options.delay else products
 
     def tiled(self, product: MatrixProduct, context: Context) -> list[Stmt] | None:

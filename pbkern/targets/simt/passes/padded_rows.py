@@ -1,4 +1,4 @@
-"""Scratch whose rows no tile fits -> the same with longer rows, which hold zeros behind their ends.
+"""Scratch whose rows, and products whose depth, no tile fits -> the same with more points, which hold and add zeros.
 
 nest [i<64, j<40, k<64*]                       nest [i<64, j<64, k<64*]
   acc0 dot= q[i, k], keys[j, k]                  acc0 dot= q[i, k], keys[j, k]?
@@ -34,20 +34,21 @@ from .products import Context, matrix_product, power_of_two
 
 
 def whole_rows(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    """The statements with rows of scratch between products as long as whole instructions of a tile."""
+    """The statements with rows of scratch between products, and sums of products, as long as whole instructions of a tile."""
     leaves = [stmt for stmt in every(stmts) if not bodies(stmt)]
     nests = [stmt for stmt in leaves if isinstance(stmt, Nest)]
-    products = [product for nest in nests if (product := matrix_product(nest, context))]
-    units = {product.instruction.shape[-1] for product in products if product.is_one_tile}
+    depths = {id(nest): depth for nest in nests if (depth := _depth(nest, context))}
+    units = {unit for _, unit in depths.values()}
     if len(units) != 1:
         return list(stmts)
     (unit,) = units
     elsewhere = effects.touched([stmt for stmt in leaves if not isinstance(stmt, Nest)])
+    lasting = context.persistent - context.fresh
     longer: dict[Buf, Buf] = {}
     for buf in {store.buf for nest in nests for store in nest.stores}:
         size = buf.shape[-1] if buf.shape else 1
         length = power_of_two(size, unit)
-        is_own = buf.arena and buf.storage is None and buf not in elsewhere | context.persistent
+        is_own = buf.arena and buf.storage is None and buf not in elsewhere | lasting
         rows = [nest for nest in nests if buf in effects.touched([nest])]
         if is_own and 1 < size < length and all(_row(nest, buf) for nest in rows):
             longer[buf] = dataclasses.replace(buf, shape=(*buf.shape[:-1], length))
@@ -58,9 +59,21 @@ def whole_rows(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
             for buf in effects.touched([nest])
             if buf in longer
         }
+        if id(nest) in depths:
+            dim, _ = depths[id(nest)]
+            length = power_of_two(nest.dims[dim], unit)
+            rows |= {dim: length} if nest.dims[dim] < length else {}
         return [_grown(nest, rows, longer, context)] if rows else [nest]
 
-    return with_nests(stmts, changed) if longer else list(stmts)
+    return with_nests(stmts, changed)
+
+
+def _depth(nest: Nest, context: Context) -> tuple[str, int] | None:
+    """(the dimension that a product of one tile sums over, how much of it an instruction takes); None of other nests."""
+    product = matrix_product(nest, context)
+    if product is None or not product.is_one_tile or nest.rdims != (product.depth,):
+        return None
+    return product.depth, product.instruction.shape[-1]
 
 
 def _row(nest: Nest, buf: Buf) -> str:
@@ -99,12 +112,13 @@ def _grown(
         return reduction.mapped(masked)
 
     def stored(store: Store) -> Store:
+        dims = [dim for dim in rows if store.inner or dim in free]
         if store.buf in longer:
-            return dataclasses.replace(store, value=inside(store.value, 0, free))
+            return dataclasses.replace(store, value=inside(store.value, 0, dims))
         mask = store.mask
-        for dim in free:
+        for dim in dims:
             mask = tests[dim] if mask is None else context.op("and", BOOL, mask, tests[dim])
-        return dataclasses.replace(store, mask=mask, guard=store.guard or bool(free))
+        return dataclasses.replace(store, mask=mask, guard=store.guard or bool(dims))
 
     def outside(node: Expr) -> Expr | None:
         if not isinstance(node, Load) or node.buf in longer or rows.keys().isdisjoint(node.symbols):

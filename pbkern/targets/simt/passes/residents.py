@@ -85,20 +85,24 @@ class Residents:
 
 
 def resident_products(
-    stmts: Sequence[Stmt], context: Context, stages: int, most_words: int
+    stmts: Sequence[Stmt], context: Context, stages: int, most_words: tuple[int, int]
 ) -> list[Stmt]:
     """The statements with scratch between products in registers, where all of it can be; else as they are.
 
-    stages: steps of copies in shared memory at a time. most_words: registers of a thread for all arrays together.
+    stages: steps of copies in shared memory at a time, fewer where these do not fit. most_words: registers of a thread for all
+    arrays together, and for those that the products of a loop add to, which are alive at the same time.
     """
     plain = with_nests(stmts, lambda nest: [_without_single_dims(nest, context)])
-    plain = whole_rows(_of_arrays(plain, context), context)
+    short = _of_arrays(plain, context)
+    plain = whole_rows(short, context)
     residents = _residents(plain, context, most_words)
-    other = turned(plain, context)
-    if other is not None:
-        better = _residents(other, context, most_words)
-        if better and (not residents or len(better.arrays) > len(residents.arrays)):
-            plain, residents = other, better
+    # Turned arrays have other rows, and what was a row may then be a column, which is not made longer.
+    behind = turned(short, context)
+    ways = [turned(plain, context), None if behind is None else whole_rows(behind, context)]
+    for way in ways:
+        better = None if way is None else _residents(way, context, most_words)
+        if way and better and (not residents or len(better.arrays) > len(residents.arrays)):
+            plain, residents = way, better
     if residents is None:
         return list(stmts)
     plain = _sooner(plain, residents)
@@ -108,14 +112,25 @@ def resident_products(
         )
         for buf in residents.arrays
     }
-    changed = _Writer(residents, held, context, stages).whole(plain)
-    return changed if _tile_bytes(changed) <= context.options.shared_bytes else list(stmts)
+    for fewer in range(stages, 0, -1):
+        changed = _Writer(residents, held, context, fewer).whole(plain)
+        if _tile_bytes(changed) <= context.options.shared_bytes:
+            return changed
+        if _arena(changed, "") - {buf.root for buf in context.persistent}:
+            break  # what stays in memory needs room as well
+    return list(stmts)
+
+
+def _arena(stmts: Sequence[Stmt], space: str) -> set[Buf]:
+    """Scratch that statements touch in a space."""
+    return {
+        buf.root for buf in effects.touched(list(stmts)) if buf.arena and buf.root.space == space
+    }
 
 
 def _tile_bytes(stmts: Sequence[Stmt]) -> int:
     """Shared memory of the tiles of statements, which has room for nothing else."""
-    touched = {buf.root for buf in effects.touched(list(stmts)) if buf.arena}
-    elsewhere = {buf for buf in touched if buf.space != "shared"}
+    elsewhere = _arena(stmts, "") | _arena(stmts, "registers")
     _, end = scratch.place(list(stmts), 0, elsewhere)
     return end
 
@@ -170,7 +185,9 @@ def _long(values: Sequence, buf: Buf) -> list:
     return [value for value, size in zip(values, buf.shape) if size > 1]
 
 
-def _residents(stmts: Sequence[Stmt], context: Context, most_words: int) -> Residents | None:
+def _residents(
+    stmts: Sequence[Stmt], context: Context, most_words: tuple[int, int]
+) -> Residents | None:
     """The largest set of arrays that products and nests along rows touch in the registers of one tiling."""
     leaves = [stmt for stmt in every(stmts) if not bodies(stmt)]
     nests = [stmt for stmt in leaves if isinstance(stmt, Nest)]
@@ -216,10 +233,18 @@ def _residents(stmts: Sequence[Stmt], context: Context, most_words: int) -> Resi
     )
     arrays = held[by]
     results = {store.buf for product in products.values() for store in product.nest.stores}
-    words = sum(
-        by.held(_long(buf.shape, buf)).size("register") * buf.dtype.itemsize / 4 for buf in arrays
-    )
-    if not results & arrays or words > most_words:
+
+    def words(buffers: Iterable[Buf]) -> float:
+        return sum(
+            by.held(_long(buf.shape, buf)).size("register") * buf.dtype.itemsize / 4
+            for buf in buffers
+        )
+
+    loops = [stmt for stmt in every(stmts) if isinstance(stmt, For)]
+    sums = [_sums(loop.body, products) & arrays for loop in loops]
+    if not results & arrays or words(arrays) > most_words[0]:
+        return None
+    if max(map(words, sums), default=0) > most_words[1]:
         return None
     reads_again = any(
         nest.rdims and effects.read([nest]) & results for nest in nests
@@ -227,6 +252,17 @@ def _residents(stmts: Sequence[Stmt], context: Context, most_words: int) -> Resi
     if not reads_again and len(products) == 1:
         return None  # whose operands are better computed while they are copied
     return Residents(frozenset(arrays), by, products)
+
+
+def _sums(stmts: Sequence[Stmt], products: Mapping[int, MatrixProduct]) -> set[Buf]:
+    """Arrays that products among statements add to."""
+    return {
+        store.buf
+        for stmt in every(stmts)
+        if id(stmt) in products
+        for store in products[id(stmt)].nest.stores
+        if any(load.buf is store.buf for load in products[id(stmt)].nest.loads())
+    }
 
 
 def _group_rows(products: Iterable[MatrixProduct], context: Context) -> list[ProductInstruction]:

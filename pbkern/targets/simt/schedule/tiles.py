@@ -169,9 +169,13 @@ def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Ti
 
 def whole_terms(nest: Nest, dim: str) -> int:
     """Number of neighbours along a reduced dimension that a thread may load, and store, as whole vectors; 1 if it may not."""
-    terms = nodes([arg for reduction in nest.reductions for arg in reduction.args])
-    loads = [term for term in terms if isinstance(term, Load | Gather) and dim in term.symbols]
     stores = [store for store in nest.stores if store.inner]
+    terms = [arg for reduction in nest.reductions for arg in reduction.args]
+    loads = [
+        term
+        for term in nodes([*terms, *(store.value for store in stores)])
+        if isinstance(term, Load | Gather) and dim in term.symbols
+    ]
     if not loads or nest.ordered or nest.moves():
         return 1
     if any(isinstance(load, Gather) or load.guard for load in loads):
