@@ -16,11 +16,10 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import primitive_names
+from pbkern.core.jaxprs import Notes, primitive_names
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.dimension_map import MOVING, moved
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.simplify.facts import Notes
 
 
 def pick_labels(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
