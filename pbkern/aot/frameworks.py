@@ -235,6 +235,13 @@ def _tf_library(
             why=assigned,
             hint="return the new values",
         )
+    for leaf in tf.nest.flatten(captured.results):
+        if leaf is not None and not isinstance(leaf, tf.Tensor):
+            raise UnsupportedOp(
+                f"a library of `{name}` would return a {type(leaf).__name__}",
+                why="its results are arrays",
+                hint="return the tensors that it consists of",
+            )
     imported = import_program(parse(captured.program, f"`{name}`", captured.places))
     variables = [source for source in captured.captures if isinstance(source, tf.Variable)]
     held = [source.numpy() for source in captured.captures if not isinstance(source, tf.Variable)]

@@ -39,7 +39,8 @@ def polyblocks_jit_tf(
 
     The function is traced as tf.function traces it, for each combination of types and shapes of its
     tensors and of values of its other arguments. Variables are read at each call, and assigned.
-    Results are tensors in the function's structure. `.explain(*args)` tells what became of it.
+    Results are tensors in the function's structure. Tapes differentiate calls. `.explain(*args)` tells
+    what became of it.
 
     Args:
       fn: a function of tensors.
@@ -175,36 +176,84 @@ class _Compiled:
       call: of JAX arrays.
       types: of its arguments: the call's tensors, then the captures.
       plan: tensors like these -> those of the results.
+      is_watched: whether a tape watches one of some tensors.
+      gradients: compiled when a tape first asks for them; by the numbers of the arguments that it watches.
     """
 
     captured: Any
     call: JitFunction
     types: tuple[jax.ShapeDtypeStruct, ...]
     plan: DirectPlan
+    is_watched: Callable[[list], int]
+    gradients: dict[tuple[int, ...], Callable]
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
-        results = self.plan.run([*tensors, *self.captured.values()])
+        operands = [*tensors, *self.captured.values()]
+        results = self.recorded(operands) if self.is_watched(operands) else self.plan.run(operands)
         for k, variable in self.captured.assigned:
             variable.assign(results[k])
         return self.captured.packed(results[: self.captured.count])
 
+    def recorded(self, operands: list) -> list:
+        """The program's results, recorded by tapes that watch operands: the call's tensors, then values of the captures."""
+        from pbkern.frontends.tf.gradients import recorded
+
+        return recorded(self.plan.run, operands, self._gradient, self.captured.count)
+
+    def _gradient(self, wanted: tuple[int, ...]) -> Callable[[list, list], list]:
+        """The gradient for operands with these numbers: of the operands and of gradients of results."""
+        if wanted not in self.gradients:
+            self.gradients[wanted] = self._compiled_gradient(wanted)
+        return self.gradients[wanted]
+
+    def _compiled_gradient(self, wanted: tuple[int, ...]) -> Callable[[list, list], list]:
+        from pbkern.frontends.tf.gradients import trace_gradient
+
+        name, options = self.call.__name__, self.call.options
+        gradient = trace_gradient(self.captured, wanted, name)
+        if gradient.traced is None:
+            return lambda operands, upstream: [None] * len(wanted)
+        compiled = _compiled(gradient.traced, f"{name}_gradient", options, is_gradient=True)
+        tensors = len(self.types) - len(self.captured.captures)
+        captures = [tensors + k for k in gradient.captures]
+
+        def run(operands: list, upstream: list) -> list:
+            values = [operands[k] for k in captures]
+            results = compiled.recorded([*operands[:tensors], *upstream, *values])
+            return compiled.captured.packed(results)
+
+        return run
+
 
 def _compile(fn: Callable, given: Any, options: CompileOptions) -> _Compiled:
     from pbkern.frontends.tf.capture import capture
+
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return _compiled(capture(fn, given), name, options)
+
+
+def _compiled(
+    captured: Any, name: str, options: CompileOptions, is_gradient: bool = False
+) -> _Compiled:
+    """Compiles a traced function; of a gradient only what it returns, not the values that variables get."""
+    from pbkern.frontends.tf.gradients import check_deterministic, is_watched
     from pbkern.frontends.tf.memory import TfMemory
 
-    captured = capture(fn, given)
-    name = getattr(fn, "__name__", type(fn).__name__)
-    imported = import_program(parse(captured.program, f"`{name}`", captured.places))
-    run = jex.jaxpr_as_fun(imported.jaxpr)
+    jaxpr = import_program(parse(captured.program, f"`{name}`", captured.places)).jaxpr
+    if is_gradient:
+        returned = [k < captured.count for k in range(len(jaxpr.out_avals))]
+        jaxpr, _ = _jax.needed_operands(jaxpr, returned)
+        check_deterministic(jaxpr, name)
+    run = jex.jaxpr_as_fun(jaxpr)
 
     def program(*arrays: jax.Array) -> list:
         return run(*arrays)
 
     program.__name__ = name
-    types = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in imported.jaxpr.in_avals)
+    types = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals)
     call: JitFunction = JitFunction(program, options, {})
-    return _Compiled(captured, call, types, DirectPlan(imported.jaxpr, name, options, TfMemory()))
+    plan = DirectPlan(jaxpr, name, options, TfMemory())
+    return _Compiled(captured, call, types, plan, is_watched, {})
 
 
 def _tensorflow() -> Any:

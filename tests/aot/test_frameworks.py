@@ -220,6 +220,10 @@ def test_what_tensorflow_functions_may_not_do(tmp_path):
         pbkern.polyblocks_aot_tf(output=tmp_path)(lambda x: v.assign_add(tf.reduce_sum(x)))(
             uniform(3)
         )
+    with pytest.raises(UnsupportedOp, match="would return a IndexedSlices"):
+        pbkern.polyblocks_aot_tf(output=tmp_path)(lambda x: tf.IndexedSlices(x, tf.range(3)))(
+            uniform(3)
+        )
     with pytest.raises(ArgumentError, match="made for known shapes"):
         pbkern.polyblocks_aot_tf(input_signature=[tf.TensorSpec((None,))], output=tmp_path)(
             lambda x: x

@@ -71,6 +71,12 @@ def arguments(args: tuple, kwargs: dict) -> Arguments:
     tensors: list[tf.Tensor] = []
 
     def place(value: Any) -> Any:
+        if _is_composite(value):
+            raise UnsupportedOp(
+                f"argument {len(tensors)} is a {type(value).__name__}",
+                why="kernels read dense arrays",
+                hint="pass its tensors, or tf.sparse.to_dense(x), x.to_tensor()",
+            )
         if isinstance(value, np.ndarray | np.generic) or (
             tf.is_tensor(value) and not isinstance(value, tf.Variable)
         ):
@@ -81,6 +87,16 @@ def arguments(args: tuple, kwargs: dict) -> Arguments:
     structure = tf.nest.map_structure(place, (args, kwargs))
     types = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
     return Arguments(tuple(tensors), (_hashable(structure), types), structure)
+
+
+def check_numbers(what: str, tensors: Sequence[Any]) -> None:
+    """Raises UnsupportedOp for tensors of a function that TensorFlow traces, which have no numbers yet."""
+    if any(not hasattr(tensor, "numpy") for tensor in tensors):
+        raise UnsupportedOp(
+            f"{what} is computed of tensors of a function that TensorFlow traces",
+            why="they have no numbers yet",
+            hint="decorate the outer function alone; tape.jacobian(..., experimental_use_pfor=False)",
+        )
 
 
 def by_signature(signature: Sequence[Any], args: tuple, kwargs: dict) -> tuple:
@@ -135,14 +151,17 @@ def _mismatch(spec: tf.TensorSpec, value: Any, why: str) -> ArgumentError:
     )
 
 
+def _is_composite(value: Any) -> bool:
+    """Whether a leaf of the arguments consists of tensors: a SparseTensor, IndexedSlices, an ExtensionType."""
+    if isinstance(value, tf.Variable):
+        return False
+    parts = tf.nest.flatten(value, expand_composites=True)
+    return isinstance(value, tf.TensorArray) or len(parts) != 1 or parts[0] is not value
+
+
 def _tensor(value: Any, what: str) -> tf.Tensor:
-    if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
-        raise UnsupportedOp(
-            f"{what} is a {type(value).__name__}",
-            why="kernels read dense arrays",
-            hint="tf.sparse.to_dense(x), x.to_tensor()",
-        )
     tensor = tf.convert_to_tensor(value)
+    check_numbers("a decorated function", [tensor])
     if tensor.dtype not in DTYPES:
         names = ", ".join(dtype.name for dtype in DTYPES)
         raise UnsupportedOp(

@@ -15,7 +15,7 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.frontends.stablehlo.places import LIBRARIES
 
-from .arguments import DTYPES, Arguments
+from .arguments import DTYPES, Arguments, check_numbers
 
 STAGE = "stablehlo"
 ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(?:: (\d+))?>")
@@ -33,6 +33,9 @@ class TracedFunction:
       results: the structure of the function's results, with None where it returns None.
       count: how many results of the program are the function's; they come first.
       places: the user's lines by names of TensorFlow's operations.
+      concrete: the function in TensorFlow's own form, of which gradients are traced.
+      tensors: types of the call's tensors.
+      returned: types of the function's results.
     """
 
     program: str
@@ -41,6 +44,9 @@ class TracedFunction:
     results: Any
     count: int
     places: dict[str, UserLine]
+    concrete: Any
+    tensors: tuple[tf.TensorSpec, ...]
+    returned: tuple[tf.TensorSpec, ...]
 
     @functools.cached_property
     def values(self) -> Callable[[], list[tf.Tensor]]:
@@ -57,15 +63,23 @@ class TracedFunction:
                 for source in captures
             ]
         )
-        return read.get_concrete_function()
+        concrete = read.get_concrete_function()
+
+        def values() -> list[tf.Tensor]:
+            tensors = concrete()
+            check_numbers("a decorated function", tensors[:1])  # all have them, or none
+            return tensors
+
+        return values
 
     def packed(self, results: Sequence[tf.Tensor]) -> Any:
-        """The function's results in their structure."""
+        """The function's results in their structure. IndexedSlices, SparseTensor and their like are several results each."""
         remaining = iter(results)
         leaves = [
-            None if leaf is None else next(remaining) for leaf in tf.nest.flatten(self.results)
+            None if leaf is None else next(remaining)
+            for leaf in tf.nest.flatten(self.results, expand_composites=True)
         ]
-        return tf.nest.pack_sequence_as(self.results, leaves)
+        return tf.nest.pack_sequence_as(self.results, leaves, expand_composites=True)
 
 
 def capture(fn: Callable, given: Arguments) -> TracedFunction:
@@ -79,11 +93,25 @@ def capture(fn: Callable, given: Arguments) -> TracedFunction:
         args, kwargs = rebuilt(tensors)
         return fn(*args, **kwargs)
 
-    name = getattr(fn, "__name__", type(fn).__name__)
-    traced, specs = tf.function(flat, jit_compile=True), given.specs()
+    return traced_function(flat, given.specs(), getattr(fn, "__name__", type(fn).__name__))
+
+
+def traced_function(fn: Callable, specs: Sequence[tf.TensorSpec], name: str) -> TracedFunction:
+    """Traces a function of tensors alone.
+
+    Raises UnsupportedOp for operations that XLA does not have.
+    """
+    traced = tf.function(fn, jit_compile=True)
     concrete = traced.get_concrete_function(*specs)
     variables = {id(variable.handle): variable for variable in concrete.graph.variables}
     captures = tuple(_captured(operand, variables, name) for operand in concrete.captured_inputs)
+    for output in concrete.outputs:
+        if output.dtype not in DTYPES:
+            raise UnsupportedOp(
+                f"`{name}` returns a {output.dtype.name}",
+                why="kernels write arrays of numbers",
+                hint="return numbers; `stack()` of a TensorArray",
+            )
     text = _stablehlo(traced, specs, name)
     assigned = tuple((k, captures[n - len(specs)]) for n, k in _aliases(text))
     return TracedFunction(
@@ -93,6 +121,10 @@ def capture(fn: Callable, given: Arguments) -> TracedFunction:
         concrete.structured_outputs,
         len(concrete.outputs),
         _places(concrete.graph),
+        concrete,
+        tuple(specs),
+        # Now: a gradient's trace appends to the outputs what it needs of the function.
+        tuple(tf.TensorSpec(output.shape, output.dtype) for output in concrete.outputs),
     )
 
 

@@ -291,6 +291,49 @@ def test_results_of_every_type_and_size():
             )
 
 
+class Weighted(tf.experimental.ExtensionType):
+    values: tf.Tensor
+    weight: tf.Tensor
+    name: str
+
+
+def embedded(x, numbers):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(tf.gather(x, numbers) ** 2)
+    return tape.gradient(loss, x)
+
+
+@pytest.mark.parametrize(("f", "parts"), [
+    (lambda x: embedded(x, [0, 2, 0]), ["values", "indices", "dense_shape"]),
+    (lambda x: tf.IndexedSlices(x, tf.constant([2, 0, 1])), ["values", "indices", "dense_shape"]),
+    (lambda x: tf.RaggedTensor.from_row_splits(x * 2.0, [0, 1, 1, 3]), ["values", "row_splits"]),
+    (lambda x: tf.RaggedTensor.from_nested_row_splits(x, [[0, 2, 2], [0, 1, 3]]), ["flat_values", "nested_row_splits"]),
+    (lambda x: tf.SparseTensor([[0, 0], [1, 1], [2, 0]], x[:, 0], [3, 2]), ["values", "indices", "dense_shape"]),
+    (lambda x: Weighted(x * 2.0, x[0], "rows"), ["values", "weight", "name"]),
+])  # fmt: skip
+def test_results_of_several_tensors(f, parts):
+    x = tf.constant(uniform(3, 2))
+    compiled = pbkern.polyblocks_jit_tf(
+        lambda x: {"first": x + 1.0, "none": None, "rest": [f(x), tf.reduce_sum(x)]}
+    )
+    for _ in range(2):
+        results = compiled(x)
+        given, expected = results["rest"][0], f(x)
+        assert type(given) is type(expected)
+        for part in parts:
+            one, other = getattr(given, part), getattr(expected, part)
+            if tf.is_tensor(other):
+                assert one.dtype == other.dtype
+                np.testing.assert_allclose(one, other, rtol=1e-6)
+            elif isinstance(other, tuple):
+                assert [y.numpy().tolist() for y in one] == [y.numpy().tolist() for y in other]
+            else:
+                assert one == other
+        np.testing.assert_allclose(results["first"], x + 1.0)
+        np.testing.assert_allclose(results["rest"][1], tf.reduce_sum(x), rtol=1e-6)
+
+
 def test_several_threads_call():
     f, x = (
         pbkern.polyblocks_jit_tf(lambda x, k: tf.reduce_sum(x * k, 1)),

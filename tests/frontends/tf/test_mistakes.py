@@ -12,11 +12,18 @@ from pbkern.errors import OptionError, TargetError, UnsupportedOp
 X = np.arange(6, dtype="f4")
 
 
+class Pair(tf.experimental.ExtensionType):
+    first: tf.Tensor
+    second: tf.Tensor
+
+
 @pytest.mark.parametrize(("name", "f", "message"), [
     ("python", lambda x: tf.py_function(lambda y: y, [x], tf.float32), "operations that XLA does not have\n.*EagerPyFunc"),
     ("print", lambda x: (tf.print(x), x)[1], "operations that XLA does not have\n.*StringFormat"),
     ("unknown size", lambda x: tf.unique(x)[0], "shape that is known only when it runs"),
     ("shape", lambda x: tf.range(tf.cast(x[0], tf.int32)), "depend on numbers that it is called with"),
+    ("array", lambda x: tf.TensorArray(tf.float32, 6).unstack(x), "returns a variant"),
+    ("text", lambda x: tf.constant("a"), "returns a string"),
     ("library", lambda x: tf.linalg.inv(tf.reshape(x[:4], (2, 2))), "cannot be imported\n.*custom_call"),
 ])  # fmt: skip
 def test_operations(name, f, message):
@@ -32,9 +39,27 @@ def test_tensors_that_kernels_cannot_read():
         f(tf.sparse.from_dense(X))
     with pytest.raises(UnsupportedOp, match="argument 0 is a RaggedTensor"):
         f(tf.ragged.constant([[1.0], [2.0, 3.0]]))
+    with pytest.raises(UnsupportedOp, match="argument 0 is a IndexedSlices"):
+        f(tf.IndexedSlices(tf.ones(2), tf.constant([0, 1]), tf.constant([3])))
+    with pytest.raises(UnsupportedOp, match="argument 0 is a TensorArray"):
+        f(tf.TensorArray(tf.float32, 2).unstack(tf.ones(2)))
+    with pytest.raises(UnsupportedOp, match="argument 1 is a Pair"):
+        pbkern.polyblocks_jit_tf(lambda x, pair: x + pair.first)(X, Pair(X, X))
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), -1)
     with pytest.raises(UnsupportedOp, match="reads a resource of its scope"):
         pbkern.polyblocks_jit_tf(lambda x: table.lookup(tf.cast(x, tf.int32)))(X)
+
+
+def test_calls_of_a_function_that_tensorflow_traces():
+    f, v = pbkern.polyblocks_jit_tf(lambda x: x * 2.0), tf.Variable([1.0, 2.0])
+    g = pbkern.polyblocks_jit_tf(lambda: v * 2.0)
+    x = tf.constant(X)
+    for call, args in ((f, [x]), (g, [])):
+        for _ in range(2):
+            with pytest.raises(UnsupportedOp, match="of a function that TensorFlow traces"):
+                tf.function(call, autograph=False)(*args)
+            call(*args)
+    np.testing.assert_array_equal(tf.function(lambda: f(x), autograph=False)(), X * 2)
 
 
 def test_options():
