@@ -80,6 +80,8 @@ FUNCTIONS = {
     "half": (lambda x: tf.cast(x, tf.float32) ** 2, [tf.cast(normal(7), tf.bfloat16)]),
     "complex": (lambda x: (x * x * tf.constant(1 + 2j, tf.complex64), tf.abs(x)), [normal(7, dtype="complex64")]),
     "spectrum": (lambda x: tf.signal.ifft(tf.signal.fft(x) ** 2), [normal(4, 16, dtype="complex64")]),
+    "conditional": (lambda x: tf.cond(x[0] > 0.0, lambda: tf.sin(x), lambda: x * x), [normal(4)]),
+    "mapped": (lambda x: tf.map_fn(lambda row: tf.sin(row) * tf.reduce_sum(row), x), [normal(3, 4)]),
     "counted": (counted, [normal(3, 5)]),
     "slices": (lambda x: tf.IndexedSlices(x * 2.0, tf.constant([1, 0]), tf.constant([4, 5])), [normal(2, 5)]),
     "ragged": (lambda x: tf.RaggedTensor.from_row_splits(tf.sin(x), [0, 1, 1, 3]), [normal(3, 2)]),
@@ -124,6 +126,14 @@ def test_of_variables_and_of_tensors_of_the_scope():
                 with tf.GradientTape() as plain:
                     loss = total(f(x))
                 same(given[0], plain.gradient(loss, trained))
+
+
+def test_of_rows_of_a_variable():
+    table, numbers = tf.Variable(normal(6, 3)), tf.constant([0, 4, 0])
+    f = lambda numbers: tf.nn.embedding_lookup(table, numbers) ** 2
+    given = gradients(pbkern.polyblocks_jit_tf(f), [numbers], [table])
+    assert tf.is_tensor(given[0])
+    same(given, gradients(f, [numbers], [table]))
 
 
 def test_of_a_variable_that_is_an_argument():
@@ -187,6 +197,18 @@ def test_gradients_that_would_draw_other_random_numbers_are_refused():
 
     by_xla = tf.function(seeded, jit_compile=True)
     same(gradients(pbkern.polyblocks_jit_tf(seeded), [x], [x]), gradients(by_xla, [x], [x]))
+
+
+def test_dropout_of_keras():
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dropout(0.5)])
+    f, x = pbkern.polyblocks_jit_tf(lambda x: model(x, training=True) * 3.0), tf.ones((8, 6))
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = f(x)
+        np.testing.assert_array_equal(tape.gradient(y, x), y)
+        assert set(y.numpy().ravel()) == {0.0, 6.0}
 
 
 def test_functions_whose_results_have_no_gradients():
