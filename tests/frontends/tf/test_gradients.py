@@ -81,7 +81,6 @@ FUNCTIONS = {
     "complex": (lambda x: (x * x * tf.constant(1 + 2j, tf.complex64), tf.abs(x)), [normal(7, dtype="complex64")]),
     "spectrum": (lambda x: tf.signal.ifft(tf.signal.fft(x) ** 2), [normal(4, 16, dtype="complex64")]),
     "conditional": (lambda x: tf.cond(x[0] > 0.0, lambda: tf.sin(x), lambda: x * x), [normal(4)]),
-    "mapped": (lambda x: tf.map_fn(lambda row: tf.sin(row) * tf.reduce_sum(row), x), [normal(3, 4)]),
     "counted": (counted, [normal(3, 5)]),
     "slices": (lambda x: tf.IndexedSlices(x * 2.0, tf.constant([1, 0]), tf.constant([4, 5])), [normal(2, 5)]),
     "ragged": (lambda x: tf.RaggedTensor.from_row_splits(tf.sin(x), [0, 1, 1, 3]), [normal(3, 2)]),
