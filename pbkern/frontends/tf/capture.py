@@ -96,10 +96,12 @@ def capture(fn: Callable, given: Arguments) -> TracedFunction:
     return traced_function(flat, given.specs(), getattr(fn, "__name__", type(fn).__name__))
 
 
-def traced_function(fn: Callable, specs: Sequence[tf.TensorSpec], name: str) -> TracedFunction:
+def traced_function(
+    fn: Callable, specs: Sequence[tf.TensorSpec], name: str, hint: str | None = None
+) -> TracedFunction:
     """Traces a function of tensors alone.
 
-    Raises UnsupportedOp for operations that XLA does not have.
+    Raises UnsupportedOp, with the hint, for operations that XLA does not have.
     """
     traced = tf.function(fn, jit_compile=True)
     concrete = traced.get_concrete_function(*specs)
@@ -112,7 +114,7 @@ def traced_function(fn: Callable, specs: Sequence[tf.TensorSpec], name: str) -> 
                 why="kernels write arrays of numbers",
                 hint="return numbers; `stack()` of a TensorArray",
             )
-    text = _stablehlo(traced, specs, name)
+    text = _stablehlo(traced, specs, name, hint)
     assigned = tuple((k, captures[n - len(specs)]) for n, k in _aliases(text))
     return TracedFunction(
         text,
@@ -155,7 +157,7 @@ def _captured(tensor: tf.Tensor, variables: dict[int, tf.Variable], name: str) -
     return tensor
 
 
-def _stablehlo(traced: Any, specs: Sequence[tf.TensorSpec], name: str) -> str:
+def _stablehlo(traced: Any, specs: Sequence[tf.TensorSpec], name: str, hint: str | None) -> str:
     try:
         return traced.experimental_get_compiler_ir(*specs)(stage=STAGE, platform_name="CPU")
     except (ValueError, tf.errors.OpError) as e:
@@ -164,12 +166,12 @@ def _stablehlo(traced: Any, specs: Sequence[tf.TensorSpec], name: str) -> str:
             raise UnsupportedOp(
                 f"shapes in `{name}` depend on numbers that it is called with",
                 why=_first(text),
-                hint="pass these as numbers of Python, which are constants",
+                hint=hint or "pass these as numbers of Python, which are constants",
             ) from None
         raise UnsupportedOp(
             f"`{name}` has operations that XLA does not have",
             why=_first(text),
-            hint="leave these to TensorFlow, outside of the function",
+            hint=hint or "leave these to TensorFlow, outside of the function",
         ) from None
 
 

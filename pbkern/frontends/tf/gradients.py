@@ -23,9 +23,12 @@ from .arguments import check_numbers
 from .capture import TracedFunction, traced_function
 
 # Truthy where a GradientTape or a ForwardAccumulator of the calling thread watches one of a list of tensors, or a tensor that
-# it was computed of. TensorFlow's public interface cannot tell; TensorFlow's own calls of functions ask this, in all releases
-# since 2.1. Without a tape the answer takes 0.1 us.
+# it was computed of. TensorFlow's public interface cannot tell; its own calls of functions ask this. It takes 0.1 us without
+# a tape. Nothing else of pbkern uses TensorFlow's private interface.
 is_watched: Callable[[list[tf.Tensor]], int] = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes
+
+# Within a function XLA sees the whole of a loop and its gradient, and can compile more of them.
+WITHIN_HINT = "take the gradient within the decorated function"
 
 Run = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 
@@ -72,7 +75,9 @@ def trace_gradient(function: TracedFunction, wanted: Sequence[int], name: str) -
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         undecorated = tf.autograph.experimental.do_not_convert(backward)
         specs = [*tensors, *upstream]
-        traced = thread.submit(traced_function, undecorated, specs, f"{name}_gradient").result()
+        traced = thread.submit(
+            traced_function, undecorated, specs, f"{name}_gradient", WITHIN_HINT
+        ).result()
     numbers = {id(capture): k for k, capture in enumerate(function.captures)}
     captures = tuple(numbers[id(capture)] for capture in traced.captures)
     return TracedGradient(traced if traced.count else None, captures)

@@ -298,5 +298,18 @@ def test_a_gradient_that_xla_does_not_have():
         tape.watch(x)
         y = compiled(x)
     np.testing.assert_array_equal(y, f(x))
-    with pytest.raises(UnsupportedOp, match="`f_gradient`"):
+    with pytest.raises(UnsupportedOp, match=r"(?s)`f_gradient`.*within the decorated function"):
         tape.gradient(y, x)
+
+
+def test_a_gradient_that_xla_has_within_a_function_alone():
+    def mapped(x):
+        return tf.map_fn(lambda row: tf.sin(row) * tf.reduce_sum(row), x)
+
+    def within(x):
+        return gradients(mapped, [x], [x])
+
+    x = normal(3, 4)
+    same(pbkern.polyblocks_jit_tf(within)(x), within(x))
+    with pytest.raises(UnsupportedOp, match="within the decorated function"):
+        gradients(pbkern.polyblocks_jit_tf(mapped), [x], [x])
