@@ -183,5 +183,18 @@ def _hashable(x: Any) -> Any:
     try:
         hash(x)
     except TypeError:
-        return type(x), id(x)
-    return (type(x), x) if not isinstance(x, tf.Variable) else (type(x), id(x))
+        return type(x), _ById(x)
+    return (type(x), x) if not isinstance(x, tf.Variable) else (type(x), _ById(x))
+
+
+class _ById:
+    """An object that equals itself alone. It is kept alive, so that no later one has its identity."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __hash__(self) -> int:
+        return id(self.of)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.of is self.of

@@ -508,3 +508,19 @@ def test_a_report_is_data_and_a_page_too():
     assert [kernel["name"] for kernel in report.as_dict()["kernels"]] == names
     assert all(name in report.html(stages=["kernels"]) for name in names)
     assert report._repr_html_().startswith("<iframe srcdoc=")
+
+
+def test_an_object_that_is_gone_is_not_taken_for_a_later_one():
+    @pbkern.polyblocks_jit_tf
+    def scaled(x, settings):
+        return x * settings.factor
+
+    class Settings:
+        __hash__ = None
+
+        def __init__(self, factor):
+            self.factor = factor
+
+    x = tf.constant([1.0, 2.0])
+    for factor in (2.0, 3.0, 4.0):  # each object may get the place of the one before
+        np.testing.assert_allclose(scaled(x, Settings(factor)), [factor, 2 * factor])
