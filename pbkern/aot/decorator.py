@@ -148,8 +148,8 @@ def compile_library(
     call_of = _Call(
         fn,
         name,
-        call.Marked.of(fn, options.static_argnums, options.static_argnames),
-        call.Marked.of(fn, options.donate_argnums, options.donate_argnames),
+        call.Marked.of(fn, options.static_argnums, options.static_argnames, "static_argnums"),
+        call.Marked.of(fn, options.donate_argnums, options.donate_argnames, "donate_argnums"),
         args,
         kwargs,
     )
@@ -305,9 +305,11 @@ def _weights(
 
     Raises OptionError for names of no argument.
     """
-    marked = call.Marked.of(fn, options.weights_argnums, options.weights_argnames)
+    marked = call.Marked.of(
+        fn, options.weights_argnums, options.weights_argnames, "weights_argnums"
+    )
     dynamic, named = static.unmarked(args, kwargs)
-    given = call.Marked.of(fn, tuple(dynamic), tuple(named))
+    given = call.Marked.of(fn, tuple(dynamic), tuple(named), "arguments")
     unknown = [
         *sorted(n for n in marked.positions if n not in given.positions),
         *sorted(name for name in marked.names if name not in given.names),

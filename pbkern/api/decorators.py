@@ -278,8 +278,12 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
     def __init__(self, fn: Callable, options: CompileOptions, jit_kw: dict):
         functools.update_wrapper(self, fn)
         self.__wrapped__ = fn  # the user's own function, as jax.jit's
-        static = call.Marked.of(fn, options.static_argnums, options.static_argnames)
-        donated = call.Marked.of(fn, options.donate_argnums, options.donate_argnames)
+        static = call.Marked.of(
+            fn, options.static_argnums, options.static_argnames, "static_argnums"
+        )
+        donated = call.Marked.of(
+            fn, options.donate_argnums, options.donate_argnames, "donate_argnums"
+        )
         name = name_of(fn)
         poolable = not (donated.positions or donated.names or jit_kw)
 

@@ -371,3 +371,21 @@ def test_target_tpu_says_where_its_kernels_run():
         e.value.hint
         == "Pallas kernels written for TPUs run with target 'cpu', after pbkern.pallas.install()"
     )
+
+
+@pytest.mark.parametrize("option", ["static_argnums", "donate_argnums"])
+@pytest.mark.parametrize("number", [-4, -7, 3])
+def test_numbers_of_arguments_that_a_function_lacks(option, number):
+    with pytest.raises(
+        OptionError,
+        match=rf"{option} of `f` names an argument that it lacks\n.*3 positional arguments",
+    ):
+
+        @pbkern.jit(**{option: number})
+        def f(x, y, n):
+            return x * n + y
+
+
+def test_numbers_of_arguments_of_functions_that_take_any():
+    f = pbkern.jit(lambda *args: args[0] * args[1], static_argnums=1)
+    assert f(jnp.ones(2), 3).tolist() == [3, 3]

@@ -565,3 +565,17 @@ def test_kernels_without_operands_run_while_jax_evaluates_ahead_of_time():
         results = [counted(), jax.jit(lambda: counted())()]
     for result in results:
         np.testing.assert_array_equal(result, np.arange(8))
+
+
+def test_updates_of_whole_dimensions_of_values():
+    """JAX gives such updates an empty array of indices, which is no operand."""
+
+    def body(x, o, p):
+        o[...] = x[...].at[:].add(x[...] * 2)
+        p[...] = x[...].reshape(4, 1).at[..., 0:1].set(7)
+
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((4,), (4, 1))]
+    kernel = pbkern.kernel(body, out_shape=shapes)
+    updated, replaced = kernel(jnp.ones(4))
+    np.testing.assert_array_equal(updated, np.full(4, 3))
+    np.testing.assert_array_equal(replaced, np.full((4, 1), 7))

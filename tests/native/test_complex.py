@@ -1,5 +1,7 @@
 """Complex numbers in fused functions: compared with NumPy in the next wider type, and with what jax.jit makes of them."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -427,3 +429,17 @@ def test_parts_of_different_shapes():
     x, y = jnp.linspace(-2, 0.6, 7), jnp.linspace(-1.2, 1.2, 5)
     for got, want in zip(pbkern.jit(iterated)(x, y), jax.jit(iterated)(x, y)):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_largest_and_smallest_in_windows_and_reductions_of_any_start(rng):
+    x = (rng.standard_normal((6, 4)) + 1j * rng.standard_normal((6, 4))).astype(np.complex64)
+    start = np.complex64(-100)
+    for f in (
+        lambda x: jax.lax.reduce_window(x, start, jax.lax.max, (3, 1), (1, 1), "VALID"),
+        lambda x: jax.lax.reduce_window(x, -start, jax.lax.min, (2, 2), (1, 1), "SAME"),
+        lambda x: jax.lax.reduce(x, start, jax.lax.max, (0,)),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = pbkern.jit(f)(x)
+        np.testing.assert_array_equal(result, jax.jit(f)(x))

@@ -22,6 +22,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern._jax import bind_again
 from pbkern._user_lines import UserLine, raise_at
+from pbkern.core.errors import OptionError
 from pbkern.core.jaxprs import evaluate
 from pbkern.core.lazy_dataclass import dataclass
 
@@ -86,8 +87,11 @@ class Marked:
     names: frozenset[str]
 
     @classmethod
-    def of(cls, fn: Callable, positions, names) -> Marked:
-        """Completes positions by names and names by positions, from the function's signature."""
+    def of(cls, fn: Callable, positions, names, option: str) -> Marked:
+        """Completes positions by names and names by positions, from the function's signature.
+
+        Raises OptionError for positions that the function does not have; `option`: the one that they are given by.
+        """
         found_positions = {positions} if isinstance(positions, int) else set(positions or ())
         found_names = {names} if isinstance(names, str) else set(names or ())
         try:
@@ -99,6 +103,14 @@ class Marked:
             for parameter in parameters
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
+        takes_more = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+        for position in sorted(found_positions) if parameters else ():
+            if position < -len(named) or (position >= len(named) and not takes_more):
+                raise OptionError(
+                    f"{option} of `{getattr(fn, '__name__', 'the function')}` names an argument that it lacks",
+                    why=f"{option}={positions}, {len(named)} positional arguments",
+                    hint=f"numbers from {-len(named)} to {len(named) - 1}",
+                )
         found_positions = {
             position + len(named) if position < 0 else position for position in found_positions
         }

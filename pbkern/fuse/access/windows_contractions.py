@@ -116,27 +116,23 @@ REDUCERS = {
 
 
 def least(dtype):
+    """The least number of a type. Complex numbers are ordered by their parts, the real one first."""
     element = np.dtype(dtype)
-    return np.asarray(
-        -np.inf
-        if jax.numpy.issubdtype(element, np.floating)
-        else False
-        if element.kind == "b"
-        else np.iinfo(element).min,
-        element,
-    )
+    if element.kind == "c":
+        return np.asarray(complex(-np.inf, -np.inf), element)
+    if jax.numpy.issubdtype(element, np.floating):
+        return np.asarray(-np.inf, element)
+    return np.asarray(False if element.kind == "b" else np.iinfo(element).min, element)
 
 
 def greatest(dtype):
+    """The greatest number of a type. Complex numbers are ordered by their parts, the real one first."""
     element = np.dtype(dtype)
-    return np.asarray(
-        np.inf
-        if jax.numpy.issubdtype(element, np.floating)
-        else True
-        if element.kind == "b"
-        else np.iinfo(element).max,
-        element,
-    )
+    if element.kind == "c":
+        return np.asarray(complex(np.inf, np.inf), element)
+    if jax.numpy.issubdtype(element, np.floating):
+        return np.asarray(np.inf, element)
+    return np.asarray(True if element.kind == "b" else np.iinfo(element).max, element)
 
 
 def reducer_params(name: str, axes: tuple[int, ...]) -> dict:

@@ -173,7 +173,7 @@ def _dot_general(builder, eqn, ins):
         acc,
         at_line=builder.line(eqn),
     )
-    return builder.cast(contract, np.dtype(out.dtype))
+    return builder.cast(builder.new(contract), np.dtype(out.dtype))
 
 
 def _products(builder, shape: tuple[int, ...], dims, operands, routes) -> Lazy:
@@ -239,7 +239,7 @@ def _conv(builder, eqn, ins: list[Value]) -> Value:
         acc,
         at_line=builder.line(eqn),
     )
-    return builder.cast(contract, np.dtype(out.dtype))
+    return builder.cast(builder.new(contract), np.dtype(out.dtype))
 
 
 def _is_written_out(builder, params, lhs: Value, rhs: Value, out) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pbkern.core.errors import InternalError
 from pbkern.lower.nest.ir import Nest, Reduction, Store
 
 
@@ -25,6 +26,8 @@ class NestDraft:
 
     def reduce_over(self, dims: dict[str, int]) -> None:
         """Adds the dimensions over which the nest reduces."""
+        if self.rdims:
+            raise InternalError(f"a nest reduces over {self.rdims} and over {tuple(dims)}")
         self.dims |= dims
         self.rdims = tuple(dims)
 
