@@ -614,9 +614,7 @@ def constant_value(value):
     if value.shape == ():
         return np.asarray(value)[()]
     flat = np.asarray(value).reshape(-1)
-    if not flat.size:
-        return jax.lax.broadcast(flat.dtype.type(0), value.shape)
-    if flat.tobytes() == flat[:1].tobytes() * flat.size:
+    if flat.size and flat.tobytes() == flat[:1].tobytes() * flat.size:
         return jax.lax.broadcast(flat[0], value.shape)
     return value
 

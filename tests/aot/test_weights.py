@@ -94,7 +94,7 @@ def test_weights_of_every_type(tmp_path):
 def test_what_is_no_weight(tmp_path):
     for change, said in (
         ({"weights_argnums": (), "weights": "embed"}, "has no weights"),
-        ({"weights_argnums": 5}, "no such arguments: 5"),
+        ({"weights_argnums": 5}, "weights_argnums of `mlp` names an argument that it lacks"),
         ({"weights_argnames": "y"}, "no such arguments: y"),
         ({"weights_argnums": 2, "static_argnums": 2}, "no such arguments: 2"),
         ({"weights": "somewhere"}, "'arguments', 'embed', 'file'"),

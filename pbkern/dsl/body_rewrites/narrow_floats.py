@@ -66,8 +66,13 @@ def body_dtype(dtype) -> np.dtype:
 
 
 def in_body(x):
-    """x, or float32 for a constant of a narrow float type."""
-    return np.asarray(x).astype(np.float32) if hasattr(x, "dtype") and _is_small(x.dtype) else x
+    """A constant as bodies have it: of float32 for a narrow float type; made in the body if it has no elements.
+
+    JAX updates a whole dimension at an empty array of indices.
+    """
+    if hasattr(x, "dtype") and _is_small(x.dtype):
+        x = np.asarray(x).astype(np.float32)
+    return jnp.zeros(x.shape, x.dtype) if getattr(x, "size", 1) == 0 else x
 
 
 def calculate(eqn, operands) -> list | None:
