@@ -26,6 +26,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("target", ["cpu", "nvgpu"])

@@ -260,6 +260,7 @@ WITH_NUMBERS = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_numbers_beside_short_floats_are_rounded_where_torch_rounds_them(name, dtype):
