@@ -241,14 +241,12 @@ class Notes:
     """Facts of several kinds that a rewrite remembers about values, by their identity, while equations are bound again."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, int], tuple] = {}
+        self._noted: dict[tuple[str, int], tuple] = {}
 
     def note(self, kind: str, value, *what) -> list:
         """Notes facts about a value under `kind`, and returns [value]."""
-        self._kept[kind, id(value)] = (
-            value,
-            *what,
-        )  # keeps the value alive, so that its id stays unique
+        # The value stays alive, so that no other one gets its id.
+        self._noted[kind, id(value)] = value, *what
         return [value]
 
     def bound(self, kind: str, eqn, operands, *what) -> list:
@@ -257,7 +255,7 @@ class Notes:
 
     def find(self, kind: str, x) -> tuple | None:
         """The noted facts, or None."""
-        entry = self._kept.get((kind, id(x)))
+        entry = self._noted.get((kind, id(x)))
         return entry and entry[1:]
 
 

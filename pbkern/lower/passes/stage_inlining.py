@@ -62,8 +62,8 @@ class InlineStages:
 class _Inliner:
     """The pass over one kernel's statements.
 
-    A nest that took in a stage is compared again before it takes in the next one, so what is computed of it is
-    remembered, by its identity.
+    A nest with a stage inside is compared again before it takes in the next stage. Its collapsed form and its cycles are
+    remembered, by the identity of the nest.
     """
 
     def __init__(self, context: NestContext, limits: InlineStages) -> None:

@@ -211,6 +211,7 @@ class _Child:
         self.said.close()
 
     def _close_pipes(self) -> None:
+        """Closes the pipes. The process ends when its input does."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 pipe.close()
