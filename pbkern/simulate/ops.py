@@ -6,7 +6,9 @@ is in instructions/, what branches or waits in machine.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -96,22 +98,25 @@ def missing(op: tuple[str, ...], dtype: np.dtype) -> str:
 
 
 def fma(dtype: np.dtype) -> Function:
-    """x * y + z, rounded once.
-
-    In float64 products of float32 are exact; of ties, what their sum with z loses decides.
-    """
+    """x * y + z, rounded once."""
     if dtype == np.float64:
         return _fma64
     if dtype.itemsize == 2:
-        return lambda x, y, z: (
-            x.astype(np.float64) * y.astype(np.float64) + z.astype(np.float64)
-        ).astype(dtype)
+
+        def half(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+            total = _sum_to_odd(x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64))
+            single = total.astype(np.float32)  # NumPy's bfloat16 is made of a float32
+            return _to_odd(single, total - single).astype(dtype)
+
+        return half
 
     def single(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         product = np.multiply(x, y, dtype=np.float64)
         total = product + z
-        ties = (total.view(np.int64) & _BELOW_F32) == _HALF_F32
-        return (_untied(product, z, total, ties) if ties.any() else total).astype(np.float32)
+        in_the_middle = (total.view(np.int64) & _BELOW_F32) == _HALF_F32
+        if (in_the_middle | (np.abs(total) < _NORMAL_F32)).any():
+            total = _sum_to_odd(product, z.astype(np.float64))
+        return total.astype(np.float32)
 
     return single
 
@@ -120,15 +125,30 @@ def fma(dtype: np.dtype) -> Function:
 _BELOW_F32 = np.int64((1 << 29) - 1)
 # The value of these bits halfway between two float32.
 _HALF_F32 = np.int64(1 << 28)
+_NORMAL_F32 = 2.0**-126
+# Magnitudes between which the steps of _fma64 neither overflow nor lose digits.
+_SAFE = 2.0**-450, 2.0**450
 
 
-def _untied(p: np.ndarray, z: np.ndarray, s: np.ndarray, ties: np.ndarray) -> np.ndarray:
-    """s = p + z moved off the middle between two float32, to the side on which the exact sum lies."""
-    t = s - p
-    lost = (p - (s - t)) + (z - t)
-    return np.where(
-        ties & (lost != 0) & np.isfinite(s), np.nextafter(s, np.where(lost > 0, np.inf, -np.inf)), s
-    )
+def _two_sum(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """x + y as (rounded, what rounding lost), exactly (Knuth)."""
+    s = x + y
+    t = s - x
+    return s, (x - (s - t)) + (y - t)
+
+
+def _to_odd(s: np.ndarray, lost: np.ndarray) -> np.ndarray:
+    """s + lost, which is s to nearest, rounded to odd: rounded again to two bits less, it is as if rounded once.
+
+    S. Boldo, G. Melquiond, "Emulation of a FMA and correctly rounded sums", 2008.
+    """
+    is_even = s.view(f"i{s.itemsize}") & 1 == 0
+    moves = is_even & (lost != 0) & np.isfinite(s)
+    return np.where(moves, np.nextafter(s, np.copysign(np.inf, lost).astype(s.dtype)), s)
+
+
+def _sum_to_odd(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return _to_odd(*_two_sum(x, y))
 
 
 def _fma64(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -136,11 +156,28 @@ def _fma64(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     split = lambda v: (h := v * 134217729.0, h - (h - v))[1]
     (xh, yh) = split(x), split(y)
     xl, yl = x - xh, y - yh
-    lost = ((xh * yh - p) + xh * yl + xl * yh) + xl * yl
-    s = p + z
-    t = s - p
-    lost = lost + ((p - (s - t)) + (z - t))
-    return np.where(np.isfinite(lost), s + lost, s)
+    low = ((xh * yh - p) + xh * yl + xl * yh) + xl * yl
+    high, lowest = _two_sum(z, low)
+    s, lost = _two_sum(p, high)
+    total = s + _sum_to_odd(lost, lowest)
+    magnitudes = np.abs([x, y, z, p])
+    is_safe = ((magnitudes >= _SAFE[0]) & (magnitudes <= _SAFE[1])).all(0)
+    # Zeros, infinities and NaN are what two roundings make of them.
+    result = np.where(is_safe, total, p + z)
+    is_finite = (magnitudes[:3] > 0).all(0) & np.isfinite(magnitudes[:3]).all(0)
+    if (rest := is_finite & ~is_safe).any():
+        result[rest] = [
+            _fma_of_rationals(*map(float, xyz)) for xyz in zip(x[rest], y[rest], z[rest])
+        ]
+    return result
+
+
+def _fma_of_rationals(x: float, y: float, z: float) -> float:
+    exact = Fraction(x) * Fraction(y) + Fraction(z)
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.copysign(math.inf, exact)
 
 
 def _mul(op: tuple[str, ...], dtype: np.dtype) -> Function:

@@ -259,17 +259,17 @@ def log(b: Builder, x: Ssa) -> Ssa:
     b = b.strict()
     if (special := b.math.lookup("log", x.el)) is not None:
         return special(b, x)
-    if x.lanes or not b.math.predicts_branches:
-        return _log_anywhere(b, x)
-    normal = b.and_(
-        b.cmp("ge", x, b.c(FORMATS[x.el].tiny, x.el)), b.cmp("lt", x, b.c(math.inf, x.el))
-    )
+
+    def is_normal(b: Builder) -> Ssa:
+        return b.and_(
+            b.cmp("ge", x, b.c(FORMATS[x.el].tiny, x.el)), b.cmp("lt", x, b.c(math.inf, x.el))
+        )
 
     def of_normal(b: Builder) -> Ssa:
         k, m1 = _log_split(b, x)
         return _log_sum(b, b.int_to_float(k, x.el), m1)
 
-    return b.either(normal, of_normal, lambda b: _log_anywhere(b, x))
+    return b.fast_path(x, is_normal, of_normal, lambda b: _log_anywhere(b, x))
 
 
 def _log_anywhere(b: Builder, x: Ssa) -> Ssa:
@@ -443,12 +443,13 @@ def pow(b: Builder, x: Ssa, y: Ssa) -> Ssa:
     b = b.strict()
     el = x.el
     power = (_pow_f32 if el == "f32" else _pow_f64)(b, b.abs(x), y)
-    if x.lanes or not b.math.predicts_branches:
-        return _pow_specials(b, x, y, power)
-    zero, infinity = b.c(0, el), b.c(math.inf, el)
-    positive = b.and_(b.cmp("gt", x, zero), b.cmp("lt", x, infinity))
-    plain = b.and_(positive, b.cmp("lt", b.abs(y), infinity))
-    return b.either(plain, lambda b: power, lambda b: _pow_specials(b, x, y, power))
+
+    def is_plain(b: Builder) -> Ssa:
+        zero, infinity = b.c(0, el), b.c(math.inf, el)
+        positive = b.and_(b.cmp("gt", x, zero), b.cmp("lt", x, infinity))
+        return b.and_(positive, b.cmp("lt", b.abs(y), infinity))
+
+    return b.fast_path(x, is_plain, lambda b: power, lambda b: _pow_specials(b, x, y, power))
 
 
 def _pow_specials(b: Builder, x: Ssa, y: Ssa, result: Ssa) -> Ssa:

@@ -47,10 +47,11 @@ LAST_WORD = {"f32": 2, "f64": 16}  # where the largest finite value starts in TW
 
 def _reduces(b: Builder, x: Ssa, reduced: Callable[[Builder], Ssa], *, near: Callable) -> Ssa:
     """reduced(builder), or near(builder) of a scalar |x| <= pi / 4, which needs no reduction: a chain of few instructions."""
-    if x.lanes or not b.math.predicts_branches:
-        return reduced(b)
-    is_near = b.cmp("le", b.abs(x), b.c(math.pi / 4 * (1 - 2.0**-20), x.el))
-    return b.either(is_near, near, reduced)
+
+    def is_near(b: Builder) -> Ssa:
+        return b.cmp("le", b.abs(x), b.c(math.pi / 4 * (1 - 2.0**-20), x.el))
+
+    return b.fast_path(x, is_near, near, reduced)
 
 
 def _by_quadrant(b: Builder, x: Ssa, finish: Callable[[Builder, Ssa, Ssa], Ssa]) -> Ssa:

@@ -396,7 +396,7 @@ class Builder:
         false: Callable[[Builder], Ssa],
     ) -> Ssa:
         """true(builder) where the test holds, else false(builder): of a scalar one alone is computed, if that is faster."""
-        if test.lanes or not self.math.predicts_branches:
+        if not self._branches_pay(test):
             return self.select(test, true(self), false(self))
         regions, values = [], []
         for label, compute in (("", true), ("else", false)):
@@ -406,6 +406,19 @@ class Builder:
             regions.append(Region(region.operations, label))
         name = self.emit("scf.if", (test.name,), "", f" %s -> ({values[0].type})", tuple(regions))
         return values[0]._replace(name=name)
+
+    def fast_path(
+        self,
+        x: Ssa,
+        applies: Callable[[Builder], Ssa],
+        fast: Callable[[Builder], Ssa],
+        general: Callable[[Builder], Ssa],
+    ) -> Ssa:
+        """general(builder), which is right for every x; of a scalar x for which applies(builder) holds, fast(builder)."""
+        return self.either(applies(self), fast, general) if self._branches_pay(x) else general(self)
+
+    def _branches_pay(self, x: Ssa) -> bool:
+        return not x.lanes and self.math.predicts_branches
 
     def report(self, wrong: RangeReport, x: Ssa) -> Ssa:
         """x, after this report, of lanes that count (range_reports.py).

@@ -219,6 +219,12 @@ def _conv(builder, eqn, ins: list[Value]) -> Value:
         if out_per_group > 1:
             within = channel - group * out_per_group
             dims.append((str(within.terms[0][0]), out_per_group))
+    taps = dims_index(window)
+    sample, in_channel = dims_index(shape)[dn.out_spec[0]], _symbol(feature)
+    if params["feature_group_count"] > 1:
+        in_channel += group * feature[1]
+    if params["batch_group_count"] > 1:
+        sample += group * out.shape[dn.out_spec[0]]
     # In the order of the filters in memory: where there are many channels, they are many times as
     # much as caches hold.
     reduced = [
@@ -232,8 +238,8 @@ def _conv(builder, eqn, ins: list[Value]) -> Value:
         tuple(index),
         (builder.cast(lhs, acc), builder.cast(rhs, acc)),
         (
-            _read_of_input(params, shape, window, feature, group),
-            _read_of_filters(dn, window, feature, channel),
+            _place_in_input(params, dims_index(shape), taps, sample, in_channel),
+            _place_in_filters(dn, taps, channel, _symbol(feature)),
         ),
         "dot",
         acc,
@@ -283,31 +289,18 @@ def _sum_over_window(
 ) -> Lazy:
     """The sum of products over a window, term by term."""
     dn = params["dimension_numbers"]
-    windows = list(itertools.product(*(range(rhs.shape[axis]) for axis in dn.rhs_spec[2:])))
+    windows = [
+        tuple(ZERO + tap for tap in taps)
+        for taps in itertools.product(*(range(rhs.shape[axis]) for axis in dn.rhs_spec[2:]))
+    ]
     operands = builder.cast(lhs, dtype), builder.cast(rhs, dtype)
 
     def route(ix: Index) -> list[Index]:
-        return [*map(partial(of_input, ix), windows), *map(partial(of_filters, ix), windows)]
-
-    def of_input(ix: Index, window: tuple[int, ...]) -> Index:
-        place: list[Affine] = [ZERO] * len(shape)
-        place[dn.lhs_spec[0]], place[dn.lhs_spec[1]] = ix[dn.out_spec[0]], ix[dn.out_spec[1]]
-        for axis, result, tap, stride, dilation in zip(
-            dn.lhs_spec[2:],
-            dn.out_spec[2:],
-            window,
-            params["window_strides"],
-            params["rhs_dilation"],
-        ):
-            place[axis] = ix[result] * stride + tap * dilation
-        return tuple(place)
-
-    def of_filters(ix: Index, window: tuple[int, ...]) -> Index:
-        place: list[Affine] = [ZERO] * len(shape)
-        place[dn.rhs_spec[0]] = ix[dn.out_spec[1]]
-        for axis, tap in zip(dn.rhs_spec[2:], window):
-            place[axis] = ZERO + tap
-        return tuple(place)
+        sample, channel = ix[dn.out_spec[0]], ix[dn.out_spec[1]]
+        return [
+            *(_place_in_input(params, ix, window, sample, channel) for window in windows),
+            *(_place_in_filters(dn, window, channel, ZERO) for window in windows),
+        ]
 
     def combine(pool, ix: Index, values: list[Expr]) -> Expr:
         pairs = zip(values[: len(windows)], values[len(windows) :])
@@ -318,33 +311,27 @@ def _sum_over_window(
     return builder.new(Lazy(shape, dtype, repeated, route, combine, cost=2.0 * len(windows)))
 
 
-def _read_of_input(params, shape, window, feature, group: Affine) -> tuple[Affine, ...]:
+def _place_in_input(params, result: Index, window: Index, sample: Affine, channel: Affine) -> Index:
     """Place in the padded input that a product of a convolution reads.
 
-    shape, window, feature: dimensions (name, size) of the result, the window and the input channels of a group.
+    result, window: places in the result and in the window; sample, channel: of the input.
     """
     dn = params["dimension_numbers"]
-    sample, _, *space = (shape[a] for a in dn.out_spec)
-    place: list[Affine] = [ZERO] * len(shape)
-    place[dn.lhs_spec[0]] = _symbol(sample)
-    place[dn.lhs_spec[1]] = _symbol(feature)
-    if params["feature_group_count"] > 1:
-        place[dn.lhs_spec[1]] += group * feature[1]
-    if params["batch_group_count"] > 1:
-        place[dn.lhs_spec[0]] += group * sample[1]
-    for axis, space_dim, window_dim, stride, dilation in zip(
-        dn.lhs_spec[2:], space, window, params["window_strides"], params["rhs_dilation"]
+    place: list[Affine] = [ZERO] * len(result)
+    place[dn.lhs_spec[0]], place[dn.lhs_spec[1]] = sample, channel
+    for axis, out_axis, tap, stride, dilation in zip(
+        dn.lhs_spec[2:], dn.out_spec[2:], window, params["window_strides"], params["rhs_dilation"]
     ):
-        place[axis] = _symbol(space_dim) * stride + _symbol(window_dim) * dilation
+        place[axis] = result[out_axis] * stride + tap * dilation
     return tuple(place)
 
 
-def _read_of_filters(dn, window, feature, channel: Affine) -> tuple[Affine, ...]:
-    """Place in the filters that a product of a convolution reads; channel: of the result."""
+def _place_in_filters(dn, window: Index, out_channel: Affine, channel: Affine) -> Index:
+    """Place in the filters that a product of a convolution reads."""
     place: list[Affine] = [ZERO] * len(dn.rhs_spec)
-    place[dn.rhs_spec[0]], place[dn.rhs_spec[1]] = channel, _symbol(feature)
-    for axis, window_dim in zip(dn.rhs_spec[2:], window):
-        place[axis] = _symbol(window_dim)
+    place[dn.rhs_spec[0]], place[dn.rhs_spec[1]] = out_channel, channel
+    for axis, tap in zip(dn.rhs_spec[2:], window):
+        place[axis] = tap
     return tuple(place)
 
 
