@@ -125,6 +125,7 @@ def fma(dtype: np.dtype) -> Function:
 _BELOW_F32 = np.int64((1 << 29) - 1)
 # The value of these bits halfway between two float32.
 _HALF_F32 = np.int64(1 << 28)
+# The smallest normal float32.
 _NORMAL_F32 = 2.0**-126
 # Magnitudes between which the steps of _fma64 neither overflow nor lose digits.
 _SAFE = 2.0**-450, 2.0**450
