@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pbkern
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 
 from .report import INDEX, replace_section
 

@@ -36,7 +36,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 
 import pbkern.pallas
-from pbkern.core.jaxprs import retrace
+from pbkern.core.jaxprs.retracing import retrace
 from pbkern.core.machine import Machine
 
 from .run import relative_error, versions

@@ -23,7 +23,7 @@ from jax.interpreters import ad, mlir
 
 from pbkern import _jax, config
 from pbkern.api.pipeline import build_kernel, compile_programs, warn_of_export
-from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks
 from pbkern.dsl.body_rewrites.derivative_refusals import derivative_error

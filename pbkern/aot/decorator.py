@@ -13,7 +13,7 @@ from pbkern import _jax
 from pbkern.api.decorators import JitFunction, merged, name_of, named_once
 from pbkern.api.stablehlo_functions import ImportedFunction
 from pbkern.core.errors import OptionError, UnsupportedOp
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.option_uses import ARGUMENT_OPTIONS, check_for, check_names_no_arguments
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.kernel import Kernel

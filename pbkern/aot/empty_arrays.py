@@ -15,7 +15,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import equations, retrace
+from pbkern.core.jaxprs.retracing import retrace
+from pbkern.core.jaxprs.walks import equations
 
 
 def computed_now(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

@@ -18,7 +18,7 @@ from pbkern import _jax
 from pbkern.api.pipeline import Build, build_kernel, current_plan
 from pbkern.core.errors import OptionError, UnsupportedOp
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks

@@ -23,7 +23,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core import config
 from pbkern.core.errors import OptionError
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.option_uses import ARGUMENT_OPTIONS, OTHER_BACKENDS, check_for, check_for_backend
 from pbkern.core.options import CompileOptions
 from pbkern.core.process.pickle_by_name import PickledByName

@@ -23,7 +23,7 @@ from jax.interpreters import mlir
 from pbkern import _jax, fuse
 from pbkern.core import config
 from pbkern.core.errors import OptionError, TargetError, UnsupportedOp
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import disk_cache, fallback, gc_pause, progress, recursion

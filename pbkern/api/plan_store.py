@@ -27,7 +27,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core import config
-from pbkern.core.jaxprs import equations, literal_value
+from pbkern.core.jaxprs.walks import equations, literal_value
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import disk_cache, fallback
 from pbkern.core.process.disk_cache import DiskStore

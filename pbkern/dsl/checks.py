@@ -18,7 +18,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import CheckError, KernelError
-from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.primitives import grid
 from pbkern.dsl.text.repro import attach

@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.dsl.primitives.ref_access import (
     MOST_MARKED,
     GatheredIndex,

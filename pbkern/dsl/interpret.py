@@ -27,7 +27,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError, OutOfBoundsError, RaceError, UndefinedReadError
-from pbkern.core.jaxprs import called_jaxpr, literal_value, variables_read
+from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.walks import literal_value, variables_read
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.elementwise_row import is_evaluated

@@ -125,7 +125,7 @@ class BlockMapping:
     @cached_property
     def starts(self) -> tuple[Affine | None, ...]:
         """First element of the block per array dimension, affine in grid axes (symbols 0, 1, ...); None where it is not."""
-        from pbkern.core.jaxprs import affine_outputs
+        from pbkern.core.jaxprs.evaluation import affine_outputs
 
         indices = affine_outputs(self.index_map.jaxpr)
         return tuple(

@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern.core.errors import ArgumentError, KernelError, shown
-from pbkern.core.jaxprs import inner_jaxprs, literal_value
+from pbkern.core.jaxprs.walks import inner_jaxprs, literal_value
 from pbkern.core.process.jaxpr_digest import same
 from pbkern.dsl.kernel import (
     ArrayType,

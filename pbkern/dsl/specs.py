@@ -19,7 +19,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError
-from pbkern.core.jaxprs import in_demand_order, retrace
+from pbkern.core.jaxprs.evaluation import in_demand_order
+from pbkern.core.jaxprs.retracing import retrace
 from pbkern.dsl.body_rewrites.bounded_slices import BoundedSlice
 from pbkern.dsl.primitives import ref_access
 

@@ -22,7 +22,9 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import KernelError, UnsupportedOp
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import has_rules, inner_jaxprs, retrace, retrace_into, rules_kept
+from pbkern.core.jaxprs.calls import has_rules, rules_kept
+from pbkern.core.jaxprs.retracing import retrace, retrace_into
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.core.process.public_names import PublicNames
 from pbkern.dsl.body_checks import explain
@@ -577,7 +579,7 @@ def _trace_body(
 
 
 def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJaxpr:
-    """A Ref jaxpr in the form that Kernel.body promises (jaxprs.retrace).
+    """A Ref jaxpr in the form that Kernel.body promises (core.jaxprs.retracing.retrace).
 
     Raises KernelError if it has constants.
     """

@@ -8,7 +8,7 @@ from dataclasses import field
 from jax.extend import core as jex
 
 from pbkern.core.errors import InternalError
-from pbkern.core.jaxprs import atoms
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.tiling.schedule import Schedule

@@ -17,10 +17,10 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core import jaxprs
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import Atom, array_aval
+from pbkern.core.jaxprs.calls import called_jaxpr
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.nest.conditions.index_tests import BOOL
@@ -208,7 +208,7 @@ class BodyBuilder:
     def scan_equations(self, jaxpr: jex.Jaxpr, env: dict) -> None:
         """Fills self.items with values and effects of the equations, in order."""
         for eqn in jaxpr.eqns:
-            inner = jaxprs.called_jaxpr(eqn)
+            inner = called_jaxpr(eqn)
             if inner is not None:
                 self._inline_call(inner, eqn, env)
                 continue

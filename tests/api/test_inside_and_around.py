@@ -18,7 +18,7 @@ from jax.interpreters import mlir
 
 import pbkern
 from pbkern.core.errors import KernelError
-from pbkern.core.jaxprs import called_jaxpr
+from pbkern.core.jaxprs.calls import called_jaxpr
 
 from .pairs_of_words import make, words
 

@@ -8,7 +8,7 @@ from jax import lax
 from jax.extend import core as jex
 
 import pbkern
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.frontends.jax.known_products import use_known_products
 from tests.arrays import array
 

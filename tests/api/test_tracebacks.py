@@ -210,7 +210,7 @@ except FloatingPointError as e:
 
 
 def test_a_number_that_no_operation_makes_alone():
-    from pbkern.core.jaxprs import equations
+    from pbkern.core.jaxprs.walks import equations
     from pbkern.frontends.jax import call
 
     traced = jax.make_jaxpr(masked_roots)(jnp.ones(2))

@@ -13,7 +13,7 @@ from jax import lax
 
 import pbkern
 from pbkern.core.errors import InternalError
-from pbkern.core.jaxprs import IDENTITIES
+from pbkern.core.jaxprs.retracing import IDENTITIES
 from pbkern.core.machine import Machine
 from pbkern.core.ops.elementwise import ELEMENTWISE, ONE_EACH, UNMEASURED, PriceTable
 from pbkern.core.ops.elementwise_row import FIRST, SECOND, STATED, TRUTH, is_evaluated, kind_of

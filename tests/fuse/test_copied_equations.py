@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from pbkern import _jax
-from pbkern.core.jaxprs import evaluate
+from pbkern.core.jaxprs.evaluation import evaluate
 
 FUNCTIONS = {
     "weak types": lambda x: (x * 2 + 1.5).astype("int8") * 3,

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 
 from .checking import compare, planned, rand
 

@@ -8,7 +8,7 @@ from jax import lax
 from jax.extend import core as jex
 
 import pbkern
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.dsl.primitives.in_range import in_range, outside
 from pbkern.fuse.simplify.proved_ranges import drop_proved_ranges
 from tests.lowered import lowered

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.core.jaxprs import inline
+from pbkern.core.jaxprs.evaluation import inline
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.indexing.reshape_motion import MoveReshapes
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.fuse.indexing.slices_of_cases import read_cases
 from pbkern.fuse.simplify.driver import simplify
 

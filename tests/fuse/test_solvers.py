@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.dsl.host_program import Cond, Copy, HostWhile
 
 from .checking import compare, loops_stay_outside, planned, rand

@@ -14,7 +14,7 @@ from jax.extend import core as jex
 
 import pbkern
 import pbkern.nvgpu
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.options import CompileOptions
 from pbkern.lower.kernel_nests import kernel_nests
 from pbkern.lower.nest.ir import For, Nest, every

@@ -23,7 +23,8 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern._jax import bind_again, params_of, user_line
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import called_jaxpr, inner_jaxprs
+from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 

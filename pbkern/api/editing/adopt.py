@@ -24,7 +24,7 @@ import numpy as np
 
 from pbkern.api.measured.measure import first_difference, kernel_call, random_operands
 from pbkern.core.errors import ArgumentError, KernelError, UnsupportedOp, shown
-from pbkern.core.jaxprs import has_rules
+from pbkern.core.jaxprs.calls import has_rules
 from pbkern.core.options import CompileOptions, nearest
 from pbkern.dsl.call import call_kernel
 from pbkern.dsl.kernel import ArrayType, Kernel

@@ -18,7 +18,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import ArgumentError
-from pbkern.core.jaxprs import equations, retrace
+from pbkern.core.jaxprs.retracing import retrace
+from pbkern.core.jaxprs.walks import equations
 from pbkern.dsl.call import kernel_p
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.prng_keys import is_key

@@ -12,7 +12,9 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.api.pipeline import current_plan
 from pbkern.core.errors import ArgumentError
-from pbkern.core.jaxprs import called_jaxpr, evaluate, retrace
+from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.evaluation import evaluate
+from pbkern.core.jaxprs.retracing import retrace
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.call import kernel_p
 from pbkern.dsl.kernel import Kernel

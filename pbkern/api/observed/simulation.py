@@ -14,7 +14,7 @@ from pbkern import _jax
 from pbkern.api.decorators import JitFunction
 from pbkern.api.pipeline import build_kernel, compile_programs
 from pbkern.core.errors import InternalError, KernelError, OptionError
-from pbkern.core.jaxprs import literal_value
+from pbkern.core.jaxprs.walks import literal_value
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import fallback

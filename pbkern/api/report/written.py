@@ -14,7 +14,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.call import kernel_p
 from pbkern.dsl.kernel import Kernel

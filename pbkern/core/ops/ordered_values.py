@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import called_jaxpr, inner_jaxprs
+from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.walks import inner_jaxprs
 
 COMPARISONS = frozenset("eq ne lt le gt ge eq_to le_to lt_to".split())
 EXTREMES = frozenset(

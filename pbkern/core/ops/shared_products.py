@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_jaxprs
 
 from . import rounding
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern._jax import cached_by_jaxpr_alone
-from pbkern.core.jaxprs import as_dtype, literal_value
+from pbkern.core.jaxprs.walks import as_dtype, literal_value
 from pbkern.core.lazy_dataclass import dataclass
 
 # Parameters that only derivatives read: functions that the equation itself does not call.

@@ -15,7 +15,8 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import called_jaxpr, inner_jaxprs, literal_value, variables_read
+from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.walks import inner_jaxprs, literal_value, variables_read
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.interpret import numpy_result
 from pbkern.dsl.primitives.ref_access import is_ref_access, ref_access

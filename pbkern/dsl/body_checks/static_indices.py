@@ -15,7 +15,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError
-from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_jaxprs
 
 
 def check_indices(closed: jex.ClosedJaxpr, kernel: str, defined_at: str) -> None:

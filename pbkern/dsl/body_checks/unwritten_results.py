@@ -18,7 +18,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError
-from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.dsl.interpret import block_starts
 from pbkern.dsl.kernel import BlockMapping, Element, Kernel
 from pbkern.dsl.primitives.ref_access import (

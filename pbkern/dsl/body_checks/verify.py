@@ -11,7 +11,7 @@ from jax import lax
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.dsl.kernel import Blocked, BlockMapping, Element, Kernel
 from pbkern.dsl.primitives.ref_access import Range, ref_access
 

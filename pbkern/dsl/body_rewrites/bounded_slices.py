@@ -19,7 +19,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError
-from pbkern.core.jaxprs import retrace_into
+from pbkern.core.jaxprs.retracing import retrace_into
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Element
 from pbkern.dsl.primitives import grid

@@ -16,7 +16,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedKernel
-from pbkern.core.jaxprs import retrace_into
+from pbkern.core.jaxprs.retracing import retrace_into
 from pbkern.dsl.primitives import ref_access
 
 from .bitcasts import width

@@ -19,7 +19,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedKernel
-from pbkern.core.jaxprs import equations, inner_jaxprs, retrace, retrace_into
+from pbkern.core.jaxprs.retracing import retrace, retrace_into
+from pbkern.core.jaxprs.walks import equations, inner_jaxprs
 from pbkern.core.ops.complex.arithmetic import Complex
 from pbkern.core.ops.complex.interleaved import deinterleave, interleave, part_type
 from pbkern.core.ops.complex.pairs import constant, has_rule, is_complex, results_of, touches

@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import retrace
+from pbkern.core.jaxprs.retracing import retrace
 from pbkern.core.ops.views import SHAPE_VIEWS
 from pbkern.dsl.interpret import numpy_result
 from pbkern.dsl.primitives.ref_access import add_index, bind_access, compose, mul_index, stays

@@ -15,7 +15,7 @@ import jax
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import retrace_into
+from pbkern.core.jaxprs.retracing import retrace_into
 from pbkern.dsl.interpret import parallel_dims
 from pbkern.dsl.kernel import Kernel, Scratch
 from pbkern.dsl.primitives import grid

@@ -19,7 +19,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import equations, literal_value
+from pbkern.core.jaxprs.walks import equations, literal_value
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.views import SHAPE_VIEWS
 from pbkern.dsl.kernel import Kernel

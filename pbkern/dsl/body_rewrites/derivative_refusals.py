@@ -7,7 +7,7 @@ import numpy as np
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedKernel
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.process.jaxpr_digest import fingerprint
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.ref_access import GatheredIndex, RefAccess

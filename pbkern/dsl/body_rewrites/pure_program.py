@@ -17,7 +17,8 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import WITH_RULES, retrace, retrace_into, rules_kept
+from pbkern.core.jaxprs.calls import WITH_RULES, rules_kept
+from pbkern.core.jaxprs.retracing import retrace, retrace_into
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.primitives.ref_access import is_ref_access

@@ -14,7 +14,7 @@ import jax
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import retrace
+from pbkern.core.jaxprs.retracing import retrace
 
 
 def with_softmax_rules(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

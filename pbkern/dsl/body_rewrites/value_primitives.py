@@ -15,7 +15,7 @@ from jax import lax
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.core.ops import linear_algebra
 from pbkern.core.ops.top_k import by_sorting
 

@@ -22,7 +22,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError
-from pbkern.core.jaxprs import inner_jaxprs, retrace, variables_read
+from pbkern.core.jaxprs.retracing import retrace
+from pbkern.core.jaxprs.walks import inner_jaxprs, variables_read
 from pbkern.dsl.kernel import Kernel
 
 from . import grid

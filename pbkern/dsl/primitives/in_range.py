@@ -21,7 +21,7 @@ from jax.interpreters import mlir
 
 from pbkern import _jax
 from pbkern.core.errors import DivisionByZero, IndexOutOfRange
-from pbkern.core.jaxprs import evaluate
+from pbkern.core.jaxprs.evaluation import evaluate
 
 in_range_p = jex.Primitive("in_range")  # x: integers -> x; params: low, high
 

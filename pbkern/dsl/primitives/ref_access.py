@@ -19,7 +19,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import literal_value
+from pbkern.core.jaxprs.walks import literal_value
 from pbkern.core.lazy_dataclass import dataclass
 
 # Most elements, or cells of a grid, that are marked one by one.

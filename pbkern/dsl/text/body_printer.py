@@ -10,7 +10,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import literal_value, live_equations, selector
+from pbkern.core.jaxprs.walks import literal_value, live_equations, selector
 from pbkern.dsl.primitives.ref_access import Point, Range, is_ref_access, is_whole, ref_access
 from pbkern.dsl.text.spelling import Spelled, SpellingScope, plain_number, spell, typed_literal
 

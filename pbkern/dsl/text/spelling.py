@@ -24,7 +24,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import KernelError, UnsupportedOp
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import as_dtype, literal_value
+from pbkern.core.jaxprs.walks import as_dtype, literal_value
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.elementwise_row import kind_of
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pbkern.core.jaxprs import retrace_into, rules_kept
+from pbkern.core.jaxprs.calls import rules_kept
+from pbkern.core.jaxprs.retracing import retrace_into
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.pure_program import pure_program
 from pbkern.dsl.kernel import ArrayType, Kernel, Scratch, with_input_fusion

@@ -14,7 +14,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs import retrace, rules_kept
+from pbkern.core.jaxprs.calls import rules_kept
+from pbkern.core.jaxprs.retracing import retrace
 from pbkern.dsl.kernel import ArrayType, BlockMapping, Kernel, Squeezed
 
 

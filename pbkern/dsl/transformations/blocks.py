@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.derivative_refusals import derivative_error
 from pbkern.dsl.interpret import parallel_dims

@@ -19,7 +19,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import called_jaxpr, inner_jaxprs, literal_value, selector
+from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.walks import inner_jaxprs, literal_value, selector
 from pbkern.core.machine import Machine
 from pbkern.dsl.kernel import Kernel
 

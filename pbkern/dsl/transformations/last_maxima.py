@@ -24,7 +24,9 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import primitive_names, retrace_into, rules_kept
+from pbkern.core.jaxprs.calls import rules_kept
+from pbkern.core.jaxprs.retracing import retrace_into
+from pbkern.core.jaxprs.walks import primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.pure_program import PureProgram, folded, pure_program
 from pbkern.dsl.kernel import ArrayType, BlockMapping, Kernel

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import literal_value
+from pbkern.core.jaxprs.walks import literal_value
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.views import SHAPE_VIEWS
 

@@ -17,7 +17,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import literal_value, selector
+from pbkern.core.jaxprs.walks import literal_value, selector
 from pbkern.dsl.kernel import ArrayType
 
 from .maximum_types import (

@@ -25,7 +25,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import called_jaxpr, literal_value, rules_kept, selector
+from pbkern.core.jaxprs.calls import called_jaxpr, rules_kept
+from pbkern.core.jaxprs.walks import literal_value, selector
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.views import SHAPE_VIEWS
 from pbkern.dsl.body_rewrites.pure_program import PureProgram

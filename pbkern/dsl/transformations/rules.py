@@ -15,7 +15,7 @@ from jax.interpreters import ad, batching, mlir
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedKernel
-from pbkern.core.jaxprs import EXPANSIONS
+from pbkern.core.jaxprs.calls import EXPANSIONS
 from pbkern.dsl.call import interpret_p, kernel_p
 from pbkern.dsl.kernel import Kernel
 

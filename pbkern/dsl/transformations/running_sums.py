@@ -19,7 +19,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import literal_value
+from pbkern.core.jaxprs.walks import literal_value
 
 
 def with_shared_sums(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

@@ -19,7 +19,8 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import atoms, evaluate, literal_value, selector
+from pbkern.core.jaxprs.evaluation import evaluate
+from pbkern.core.jaxprs.walks import atoms, literal_value, selector
 
 # Place of use, in the form (id of a cond equation, number of its branch), for all uses outside of branches.
 OTHER_USES = (0, 0)

@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import atoms, literal_value, selector
+from pbkern.core.jaxprs.walks import atoms, literal_value, selector
 from pbkern.core.lazy_dataclass import dataclass
 
 

@@ -16,7 +16,9 @@ from jax.extend import core as jex
 from jax.interpreters import ad
 
 from pbkern import _jax
-from pbkern.core.jaxprs import equations, retrace_into, rules_kept
+from pbkern.core.jaxprs.calls import rules_kept
+from pbkern.core.jaxprs.retracing import retrace_into
+from pbkern.core.jaxprs.walks import equations
 from pbkern.dsl.body_rewrites.pure_program import REPORTS
 from pbkern.dsl.kernel import BlockMapping, Kernel, input_fusion, with_input_fusion
 from pbkern.dsl.primitives import grid

@@ -23,7 +23,7 @@ from pbkern import _jax
 from pbkern._jax import bind_again
 from pbkern._user_lines import UserLine, raise_at
 from pbkern.core.errors import OptionError
-from pbkern.core.jaxprs import evaluate
+from pbkern.core.jaxprs.evaluation import evaluate
 from pbkern.core.lazy_dataclass import dataclass
 
 from .constant_filters import constant_filters

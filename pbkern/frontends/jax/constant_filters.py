@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import called_jaxpr, primitive_names
+from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.walks import primitive_names
 from pbkern.core.ops.views import MOST_ELEMENTS, VIEWS
 
 CONVOLUTION = "conv_general_dilated"

@@ -23,7 +23,8 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, source_context, without_dead_code
-from pbkern.core.jaxprs import Notes, literal_value, primitive_names
+from pbkern.core.jaxprs.evaluation import Notes
+from pbkern.core.jaxprs.walks import literal_value, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 
 # Types between which values are followed, rounded or not.

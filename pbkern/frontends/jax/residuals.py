@@ -20,7 +20,7 @@ import jax
 from jax.extend import core as jex
 
 from pbkern._jax import Split, part_of
-from pbkern.core.jaxprs import called_jaxpr
+from pbkern.core.jaxprs.calls import called_jaxpr
 
 # Cheap per element, or without cost inside a kernel.
 RECOMPUTED = frozenset(

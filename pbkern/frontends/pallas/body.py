@@ -18,7 +18,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs import inner_jaxprs, retrace_into
+from pbkern.core.jaxprs.retracing import retrace_into
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.rules import RuleTable
 from pbkern.dsl import checks

@@ -18,7 +18,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs import equations, has_rules, rules_kept
+from pbkern.core.jaxprs.calls import has_rules, rules_kept
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_checks.verify import verify
 from pbkern.dsl.body_rewrites import bounded_slices

@@ -15,7 +15,8 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import called_jaxpr, inner_jaxprs
+from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.dsl.kernel import Scratch
 from pbkern.dsl.primitives.prng_keys import (
     WORD,

@@ -16,7 +16,7 @@ from jax.extend import core as jex
 from tensorflow.python import pywrap_tfe
 
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 
 from .arguments import check_numbers

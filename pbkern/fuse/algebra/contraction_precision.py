@@ -16,7 +16,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import bind_again
 from pbkern.core.errors import OptionError
-from pbkern.core.jaxprs import Notes
+from pbkern.core.jaxprs.evaluation import Notes
 from pbkern.fuse.cost.kinds import CONTRACTIONS
 from pbkern.fuse.simplify.driver import retrace
 

@@ -19,7 +19,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import primitive_names
+from pbkern.core.jaxprs.walks import primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.dsl.primitives.grid import program_id

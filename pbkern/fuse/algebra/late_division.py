@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import Notes, primitive_names
+from pbkern.core.jaxprs.evaluation import Notes
+from pbkern.core.jaxprs.walks import primitive_names
 from pbkern.fuse.access.dimension_map import moved
 from pbkern.fuse.simplify.driver import retrace
 

@@ -15,7 +15,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import Notes, primitive_names
+from pbkern.core.jaxprs.evaluation import Notes
+from pbkern.core.jaxprs.walks import primitive_names
 from pbkern.core.ops.views import SHAPE_VIEWS
 from pbkern.fuse.simplify.driver import retrace
 

@@ -16,7 +16,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import Notes, primitive_names
+from pbkern.core.jaxprs.evaluation import Notes
+from pbkern.core.jaxprs.walks import primitive_names
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.dimension_map import MOVING, moved
 from pbkern.fuse.simplify.driver import retrace

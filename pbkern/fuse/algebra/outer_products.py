@@ -8,7 +8,7 @@ from __future__ import annotations
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.fuse.simplify.driver import retrace
 
 

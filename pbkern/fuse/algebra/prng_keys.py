@@ -12,7 +12,8 @@ import jax
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import inner_jaxprs, retrace_into
+from pbkern.core.jaxprs.retracing import retrace_into
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.dsl.primitives.prng_keys import RULES, held, is_key, rewrite
 
 

@@ -23,7 +23,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import Notes, primitive_names
+from pbkern.core.jaxprs.evaluation import Notes
+from pbkern.core.jaxprs.walks import primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace

@@ -14,7 +14,8 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again
-from pbkern.core.jaxprs import called_jaxpr, equations
+from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.ops.rounding import rounded
 from pbkern.fuse.cost.kinds import DATA_MOVEMENT
 from pbkern.fuse.simplify.driver import CONTROL, retrace

@@ -21,7 +21,9 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of
-from pbkern.core import jaxprs
+from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.retracing import retrace_into
+from pbkern.core.jaxprs.walks import equations, inner_jaxprs
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.complex.arithmetic import Complex
 from pbkern.core.ops.complex.interleaved import deinterleave, interleave
@@ -42,7 +44,7 @@ from .views import as_complex_p, as_reals_p
 
 
 def _mentions_complex(jaxpr: jex.Jaxpr) -> bool:
-    eqns = jaxprs.equations(jaxpr)
+    eqns = equations(jaxpr)
     return any(is_complex(var.aval) for var in (*jaxpr.invars, *jaxpr.outvars)) or any(
         map(touches, eqns)
     )
@@ -66,13 +68,13 @@ def _stays(eqn) -> bool:
     """Whether a loop or branch contains an equation on complex arrays without a rule."""
     inner = [
         inner_eqn
-        for jaxpr in jaxprs.inner_jaxprs(eqn)
-        for inner_eqn in jaxprs.equations(jaxpr.jaxpr)
+        for jaxpr in inner_jaxprs(eqn)
+        for inner_eqn in equations(jaxpr.jaxpr)
         if touches(inner_eqn)
     ]
     return any(
         inner_eqn.primitive.name not in CONTROL
-        and not jaxprs.called_jaxpr(inner_eqn)
+        and not called_jaxpr(inner_eqn)
         and not has_rule(inner_eqn)
         for inner_eqn in inner
     )
@@ -105,7 +107,7 @@ class ComplexAsPairs:
             return closed
 
         def run(*args):
-            results = jaxprs.retrace_into(
+            results = retrace_into(
                 closed.jaxpr, closed.consts, list(map(_from_array, args)), self._rewrite, constant
             )
             return [_to_array(result) for result in results]
@@ -142,7 +144,7 @@ class ComplexAsPairs:
             x = [
                 deinterleave(operand) if paired else operand for operand, paired in zip(x, is_pair)
             ]
-            out = jaxprs.retrace_into(
+            out = retrace_into(
                 body.jaxpr, body.consts, [*consts, *carry, *x], self._rewrite, constant
             )
             return tuple(out[: params["num_carry"]]), tuple(

@@ -17,7 +17,7 @@ from pbkern import _jax
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.dsl.kernel import BlockMapping, Kernel
 from pbkern.dsl.primitives.ref_access import is_ref_access
 from pbkern.fuse.access.blocks import BlockRequests, Step

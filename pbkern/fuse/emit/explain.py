@@ -14,7 +14,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import context_of_place, user_line
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import atoms
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import BufferKind, HostProgram
 from pbkern.fuse.algebra.contraction_precision import MATRIX_MODE, multiplies_halves

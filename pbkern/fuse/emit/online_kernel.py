@@ -13,7 +13,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import ref_aval
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import atoms, leading_to
+from pbkern.core.jaxprs.walks import atoms, leading_to
 from pbkern.dsl.kernel import Kernel, Scratch
 from pbkern.dsl.primitives.grid import ds, loop
 from pbkern.dsl.trace import canonical_body

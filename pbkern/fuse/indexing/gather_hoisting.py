@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import Notes, inner_jaxprs
+from pbkern.core.jaxprs.evaluation import Notes
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims

@@ -15,7 +15,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import Notes, equations, inner_jaxprs, primitive_names
+from pbkern.core.jaxprs.evaluation import Notes
+from pbkern.core.jaxprs.walks import equations, inner_jaxprs, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
 from pbkern.core.passes import threshold

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import Notes, inner_jaxprs, primitive_names
+from pbkern.core.jaxprs.evaluation import Notes
+from pbkern.core.jaxprs.walks import inner_jaxprs, primitive_names
 from pbkern.core.ops.reshape import segments
 from pbkern.fuse.simplify.driver import retrace
 

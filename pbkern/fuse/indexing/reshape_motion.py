@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold

@@ -20,7 +20,7 @@ from jax.interpreters import mlir
 
 from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import atoms, primitive_names
+from pbkern.core.jaxprs.walks import atoms, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import nbytes

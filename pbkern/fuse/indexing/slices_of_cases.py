@@ -14,7 +14,8 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
-from pbkern.core.jaxprs import Notes, equations, primitive_names
+from pbkern.core.jaxprs.evaluation import Notes
+from pbkern.core.jaxprs.walks import equations, primitive_names
 from pbkern.fuse.access.rules import Access, Span
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.tiling.decided_cases import DecidedCases

@@ -17,7 +17,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.ops.top_k import by_sorting

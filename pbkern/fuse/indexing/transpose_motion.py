@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import Notes
+from pbkern.core.jaxprs.evaluation import Notes
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
 

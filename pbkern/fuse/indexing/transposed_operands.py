@@ -12,7 +12,8 @@ import math
 
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import Notes, primitive_names
+from pbkern.core.jaxprs.evaluation import Notes
+from pbkern.core.jaxprs.walks import primitive_names
 from pbkern.fuse.simplify.driver import retrace
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import equations, while_any
+from pbkern.core.jaxprs.retracing import while_any
+from pbkern.core.jaxprs.walks import equations
 from pbkern.fuse.simplify.driver import retrace
 
 

@@ -15,7 +15,10 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import called_jaxpr, fresh_aval, inner_jaxprs, retrace_into
+from pbkern._jax import fresh_aval
+from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.retracing import retrace_into
+from pbkern.core.jaxprs.walks import inner_jaxprs
 
 
 def hoist_constants_of_bodies(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

@@ -12,7 +12,7 @@ import jax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of
-from pbkern.core.jaxprs import atoms, equations, inner_jaxprs
+from pbkern.core.jaxprs.walks import atoms, equations, inner_jaxprs
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
 

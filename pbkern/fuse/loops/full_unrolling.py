@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern._jax import params_of
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold

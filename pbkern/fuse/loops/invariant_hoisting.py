@@ -16,7 +16,8 @@ import jax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of
-from pbkern.core.jaxprs import equations, evaluate, inner_jaxprs
+from pbkern.core.jaxprs.evaluation import evaluate
+from pbkern.core.jaxprs.walks import equations, inner_jaxprs
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes

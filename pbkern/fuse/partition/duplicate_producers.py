@@ -18,7 +18,7 @@ group.
 
 from __future__ import annotations
 
-from pbkern.core.jaxprs import leading_to
+from pbkern.core.jaxprs.walks import leading_to
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold

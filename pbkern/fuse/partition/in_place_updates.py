@@ -16,7 +16,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import atoms
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.passes import threshold

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs import atoms
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold

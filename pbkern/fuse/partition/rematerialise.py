@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from jax.extend import core as jex
 
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import atoms, leading_to
+from pbkern.core.jaxprs.walks import atoms, leading_to
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy, nbytes

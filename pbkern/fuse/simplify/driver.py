@@ -17,7 +17,9 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, source_of, user_line
-from pbkern.core import jaxprs
+from pbkern.core.jaxprs.calls import called_jaxpr, has_calls
+from pbkern.core.jaxprs.retracing import constant_value
+from pbkern.core.jaxprs.walks import equations, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.linear_algebra import RULES
 from pbkern.core.passes import threshold
@@ -153,7 +155,7 @@ def _long_sums(jaxpr: jex.Jaxpr, fewest_terms: float) -> set:
     Their results are few: dividing these costs nothing, and means stay exact.
     """
     long_sums: set = set()
-    for eqn in jaxprs.equations(jaxpr):
+    for eqn in equations(jaxpr):
         if eqn.primitive.name == "reduce_sum":
             terms = math.prod(eqn.invars[0].aval.shape[axis] for axis in eqn.params["axes"])
             long_sums.update(eqn.outvars if terms >= fewest_terms else ())
@@ -198,8 +200,8 @@ def _retraced(
 
 def _is_concerned(closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite]) -> bool:
     """Whether a retrace may change a function that was simplified before."""
-    names = jaxprs.primitive_names(closed)
-    return not names.isdisjoint(rewrites) or jaxprs.has_calls(closed)
+    names = primitive_names(closed)
+    return not names.isdisjoint(rewrites) or has_calls(closed)
 
 
 def _strong(aval):
@@ -232,7 +234,7 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool) -> lis
         return results
 
     def constant(value):
-        standing = jaxprs.constant_value(value)
+        standing = constant_value(value)
         known.note_constant(standing, value)
         return standing
 
@@ -269,7 +271,7 @@ def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, constant, caller=None) -> li
 
     for eqn in jaxpr.eqns:
         operands = [read(var) for var in eqn.invars]
-        inner = jaxprs.called_jaxpr(eqn)
+        inner = called_jaxpr(eqn)
         line = eqn if caller is None or user_line(eqn) else caller
         if inner is not None:
             results = _evaluate(inner.jaxpr, inner.consts, operands, bind, constant, line)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from pbkern.core.jaxprs import Notes
+from pbkern.core.jaxprs.evaluation import Notes
 from pbkern.core.ops.views import MOST_ELEMENTS, VIEWS
 
 from .splat_operands import Splat

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from pbkern.core.jaxprs import Notes
+from pbkern.core.jaxprs.evaluation import Notes
 from pbkern.core.ops.views import VIEWS
 
 from .rewrites import FOLDED

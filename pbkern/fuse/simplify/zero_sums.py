@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pbkern._jax import bind_again
-from pbkern.core.jaxprs import Notes
+from pbkern.core.jaxprs.evaluation import Notes
 
 TYPES = ("float32", "float64")
 

@@ -27,7 +27,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import Notes
+from pbkern.core.jaxprs.evaluation import Notes
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.windows_contractions import (
     REDUCERS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pbkern.core.jaxprs import atoms
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.fuse.access.blocks import request, request_more
 from pbkern.fuse.access.rules import whole
 from pbkern.fuse.cost.model import CostModel

@@ -27,7 +27,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import atoms, leading_to
+from pbkern.core.jaxprs.walks import atoms, leading_to
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.process.context_values import during

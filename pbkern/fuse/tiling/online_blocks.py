@@ -9,7 +9,7 @@ from dataclasses import replace
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
-from pbkern.core.jaxprs import atoms
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import BlockRequests, Step, Unfusable, request, step_of, volume

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
-from pbkern.core.jaxprs import atoms
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request, request_more, volume
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole

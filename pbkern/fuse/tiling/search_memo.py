@@ -17,7 +17,7 @@ from dataclasses import field
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import atoms
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import LaterRequests, Unfusable

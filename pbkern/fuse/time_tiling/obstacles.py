@@ -14,7 +14,7 @@ from jax.extend import core as jex
 from pbkern._jax import user_line
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import leading_to
+from pbkern.core.jaxprs.walks import leading_to
 from pbkern.fuse.access.blocks import Step, Unfusable
 from pbkern.fuse.access.rules import Access, NeedsWhole
 from pbkern.fuse.tiling.decided_cases import DecidedCases

@@ -19,7 +19,7 @@ from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import leading_to
+from pbkern.core.jaxprs.walks import leading_to
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable
 from pbkern.fuse.access.rules import NeedsWhole, whole

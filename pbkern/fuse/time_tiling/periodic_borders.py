@@ -18,7 +18,7 @@ from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import Notes
+from pbkern.core.jaxprs.evaluation import Notes
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, pull, rules
 from pbkern.fuse.simplify.driver import retrace

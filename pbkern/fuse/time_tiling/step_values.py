@@ -15,7 +15,7 @@ from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import leading_to
+from pbkern.core.jaxprs.walks import leading_to
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.blocks import BodyContext, Unfusable, request, run_steps
 from pbkern.fuse.access.rules import NeedsWhole, whole

@@ -20,7 +20,7 @@ from pbkern._jax import bind_again, source_context
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import literal_value
+from pbkern.core.jaxprs.walks import literal_value
 from pbkern.fuse.access.blocks import BlockRequests, BodyContext, Unfusable, request, run_steps
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span
 from pbkern.fuse.simplify.driver import Rewrite

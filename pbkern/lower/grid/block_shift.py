@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pbkern.core.affine import Affine
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import BlockMapping, Kernel, Squeezed
 from pbkern.dsl.primitives.ref_access import Range, is_ref_access, ref_access

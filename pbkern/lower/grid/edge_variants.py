@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from pbkern.core.affine import Affine
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.nest.conditions.index_tests import Bounds, interval

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import literal_value
+from pbkern.core.jaxprs.walks import literal_value
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.ref_access import is_ref_access, is_whole, ref_access
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Kernel, Squeezed
 from pbkern.lower.build import BodyBuilder

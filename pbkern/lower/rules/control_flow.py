@@ -40,13 +40,13 @@ def _bind(builder, env: dict, local: dict, var, atom) -> None:
 
 def written_buffers(eqns: Iterable, refs: Mapping[Any, RefView]) -> frozenset[Buf]:
     """Buffers that equations store to. `refs`: their Ref variables -> RefView."""
-    from pbkern.core import jaxprs
+    from pbkern.core.jaxprs.walks import inner_jaxprs
 
     buffers: set[Buf] = set()
     for eqn in eqns:
         if eqn.primitive.name in STATE and eqn.invars[0] in refs:
             buffers.add(refs[eqn.invars[0]].buf)
-        for inner in jaxprs.inner_jaxprs(eqn):
+        for inner in inner_jaxprs(eqn):
             outer = eqn.invars[len(eqn.invars) - len(inner.jaxpr.invars) :]
             if eqn.primitive.name == "while":
                 outer = _while_operands(eqn, inner)

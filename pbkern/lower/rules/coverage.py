@@ -6,7 +6,8 @@ import functools
 
 import numpy as np
 
-from pbkern.core import jaxprs
+from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.lower.math import elementwise
 from pbkern.lower.mlir.element_types import ELEMENTS, SUB_BYTE
@@ -31,7 +32,7 @@ OTHERS = (
 def supports(eqn) -> str | None:
     """None if bodies can contain the equation, else why not."""
     name = eqn.primitive.name
-    called = jaxprs.called_jaxpr(eqn)
+    called = called_jaxpr(eqn)
     if called is not None:
         return next((reason for inner in called.jaxpr.eqns if (reason := supports(inner))), None)
     for var in (*eqn.invars, *eqn.outvars):
@@ -51,7 +52,7 @@ def supports(eqn) -> str | None:
         return next(
             (
                 reason
-                for jaxpr in jaxprs.inner_jaxprs(eqn)
+                for jaxpr in inner_jaxprs(eqn)
                 for inner in jaxpr.jaxpr.eqns
                 if (reason := supports(inner))
             ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from pbkern._jax import user_line
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.dsl.host_program import BufferKind, HostProgram
 from pbkern.dsl.kernel import ArrayType, Kernel
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pbkern.core.errors import ScheduleError
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.machine import MOST_BLOCK_THREADS
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import Pass

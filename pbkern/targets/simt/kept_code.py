@@ -15,7 +15,7 @@ import zlib
 from typing import Any
 
 from pbkern._jax import user_line
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.process import disk_cache
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir

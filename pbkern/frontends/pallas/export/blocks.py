@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pbkern.core.jaxprs import retrace_into
+from pbkern.core.jaxprs.retracing import retrace_into
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import Blocked, BlockMapping, Element, Squeezed
 from pbkern.dsl.primitives.grid import cdiv

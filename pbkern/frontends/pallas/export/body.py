@@ -12,7 +12,7 @@ from jax import lax
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs import retrace_into
+from pbkern.core.jaxprs.retracing import retrace_into
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.contents import access_of, read, written
 from pbkern.dsl.kernel import Kernel, Squeezed

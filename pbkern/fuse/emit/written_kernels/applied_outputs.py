@@ -20,7 +20,7 @@ from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import atoms
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.dsl.conditional_results import unsure_results

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pbkern import _jax
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process.jaxpr_digest import same
 from pbkern.dsl.kernel import BlockMapping, Kernel, Scratch

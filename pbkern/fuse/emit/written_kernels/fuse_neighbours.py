@@ -15,7 +15,8 @@ import jax
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import atoms, equations, fresh_aval
+from pbkern._jax import fresh_aval
+from pbkern.core.jaxprs.walks import atoms, equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.views import SHAPE_VIEWS

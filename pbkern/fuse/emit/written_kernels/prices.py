@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import atoms, equations
+from pbkern.core.jaxprs.walks import atoms, equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.kernel import BlockMapping, Kernel
 from pbkern.fuse.access.blocks import volume

@@ -16,8 +16,9 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern import _jax
+from pbkern._jax import fresh_aval
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import atoms, fresh_aval
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.reshape import segments
 from pbkern.dsl.call import kernel_p

@@ -13,7 +13,8 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs import atoms, retrace_into
+from pbkern.core.jaxprs.retracing import retrace_into
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_rewrites.contents import access_of, read
 from pbkern.dsl.kernel import Kernel

@@ -6,8 +6,8 @@ import math
 
 from jax.extend import core as jex
 
-from pbkern.core import jaxprs
 from pbkern.core.jax_types import array_aval
+from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets.costs.sorts import line_cycles
 from pbkern.targets.cpu.math.op_cycles import COST
@@ -35,7 +35,7 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
     for eqn in jaxpr.eqns:
         size = max((math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars), default=0)
         name = eqn.primitive.name
-        inner = list(jaxprs.inner_jaxprs(eqn))
+        inner = list(inner_jaxprs(eqn))
         if inner:
             trips = eqn.params.get("length", 8) if name in ("scan", "while") else 1
             total += trips * sum(_cycles(j.jaxpr) for j in inner)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs import equations
+from pbkern.core.jaxprs.walks import equations
 from pbkern.lower.mlir.operation import Emit, places
 from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.lower.nest.tiles.layout import Layout, Vector, steps

@@ -1,0 +1,1 @@
+"""Reading and re-tracing jaxprs: the only surgery on jaxprs in pbkern."""
