@@ -51,7 +51,10 @@ from . import reductions, sorts
 from .nests import THREAD, SimtNestEmitter
 from .recorder import Profile, Recorder
 from .reports import Reports, ReportWriter
-from .tiles import TileEmitter
+from .tiles.copies import TileCopies
+from .tiles.points import TilePoints
+from .tiles.products import TileProducts
+from .tiles.threads import TileThreads
 from .updates import UpdateEmitter
 
 # Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
@@ -179,12 +182,9 @@ class _Lowering(ProgramText):
             f"memref<{max(self.slots, 1)}xi64, {SHARED_SPACE}>",
             self._barrier,
         )
-        self.tiles = TileEmitter(
-            self.emitter,
-            self.options.threads,
-            self.options.device,
-            ARENA,
-        )
+        threads = TileThreads(self.emitter, self.options.threads, self.options.device, ARENA)
+        self.copies, self.points = TileCopies(threads), TilePoints(threads)
+        self.products = TileProducts(threads)
         self.waits: set[int] = set()
         self.record = ""  # the parameter that times are stored to
         self.recorder: Recorder | None = None  # of steps that are a loop of the statements
@@ -540,16 +540,16 @@ class _Lowering(ProgramText):
                 block.values[name] = self.emitter.to_index(block, scalar, value.dtype.kind in "ub")
             case Nest(by=Tiling() as by):
                 is_product = any(reduction.is_product for reduction in stmt.reductions)
-                emit_tile = self.tiles.product if is_product else self.tiles.elementwise
+                emit_tile = self.products.one if is_product else self.points.elementwise
                 emit_tile(block, stmt, by)
             case Nest(by=Chunking() as by):
-                self.tiles.chunks(block, stmt, by)
+                self.copies.by_threads(block, stmt, by)
             case Nest():
                 self.emitter.emit(block, stmt, self.mappings[id(stmt)])
             case AsyncCopy(body=body):
-                self.tiles.copies(block, [nest for nest in body if isinstance(nest, Nest)])
+                self.copies.by_device(block, [nest for nest in body if isinstance(nest, Nest)])
             case AsyncProduct(body=body):
-                self.tiles.products(block, [nest for nest in body if isinstance(nest, Nest)])
+                self.products.group(block, [nest for nest in body if isinstance(nest, Nest)])
             case Wait(groups=groups, products=True):
                 block.add("nvvm.wgmma.wait.group.sync.aligned", syntax=f" {groups}")
             case Wait(groups=groups):
