@@ -135,6 +135,7 @@ class Loader:
         key = (
             "square",
             buf.root.name,
+            storage_el(buf.dtype),
             flat,
             tuple(sorted(corner.items())),
             tail.live if tail else None,
@@ -168,6 +169,9 @@ class Loader:
         step = flat_coefficient(buf, index, walk.sched.transpose or "")
         if step > 1:
             return self._spread_row(walk, block, buf, flat_index(buf, index), step, point, lanes)
+        if BITS[storage_el(buf.root.dtype)] < BITS[el]:
+            tail = Tail(walk.transposed_rows) if walk.transposed_rows < lanes else None
+            return self._words(block, buf, index, point, lanes, tail, el)
         _, address = self.places.address(block, buf, index, point)
         vec_type = mlir_type(el, lanes)
         if buf.root in prefetched_by(walk.nest):

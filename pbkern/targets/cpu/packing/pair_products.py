@@ -201,6 +201,9 @@ def interleaved_word(load: Load, k_dim: str, bits: np.dtype, word: np.dtype, con
 
     `bits`: unsigned integers of their size.
     """
+    in_place = None if load.guard else word_in_place(load, k_dim, context)
+    if in_place is not None:
+        return in_place
     count = word.itemsize // bits.itemsize
     buf = load.buf
     if buf.dtype != bits:

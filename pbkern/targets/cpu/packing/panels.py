@@ -33,6 +33,7 @@ from pbkern.lower.nest.ir import (
     Reduction,
     Stmt,
     Store,
+    nodes,
     with_nests,
 )
 from pbkern.lower.passes.strips.strip_mining import even_part
@@ -143,6 +144,8 @@ def _along_columns(
     if pays and not fits and may_run:
         runs = in_depth_runs(nest, vector, longest_run(nest, width, context, limits), context)
         return _packed(runs, context, limits, staged)
+    if not pays and not streams and not _is_along(streamed, vector):
+        return [nest]  # few rows: vectors along the reduction
     out = []
     nest, _ = _stage_still(nest, stationary, True, context, limits, out, staged)
     if pays and fits:
@@ -311,6 +314,15 @@ def _panel_pays(
     ]
     return reuse >= limits.panel_reuse and are_apart(
         depth, max(steps)[0], max(step * size for step, size in steps), context.options
+    )
+
+
+def _is_along(operand: Expr, vector: str) -> bool:
+    """Whether elements along a dimension are neighbours, wherever an operand varies along it."""
+    return all(
+        flat_coefficient(node.buf, node.index, vector) == 1
+        for node in nodes([operand])
+        if isinstance(node, Load) and vector in node.symbols
     )
 
 
