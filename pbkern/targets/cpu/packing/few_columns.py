@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Expr, Load, Nest, Stmt, Store
+from pbkern.lower.nest.ir import Expr, Gather, Load, Nest, Stmt, Store, nodes
 from pbkern.targets.cpu.machines.machine import ROW_PADDING
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far
@@ -17,47 +17,52 @@ from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 from .limits import PackLimits
 from .operand_copies import replace_operand
+from .words_in_place import words_in_place
 
 
 def few_rows(
     nest: Nest, streamed: Expr, stationary: Expr, context, limits: PackLimits
 ) -> list[Stmt] | None:
-    """A product with few rows and columns that are contiguous along a deep reduction, as one with few columns."""
+    """A product with few rows and columns that are contiguous along a deep reduction, as one with few columns.
+
+    Of one row, which shares no column's elements with another, there is nothing to copy.
+    """
     rows = [
         dim
         for dim, size in nest.dims.items()
         if size > 1 and dim in stationary.symbols and dim not in streamed.symbols
     ]
-    deep = limits.deep_row_vectors * context.options.vectors.bits // register_bits(nest)
-    if (
-        len(rows) != 1
-        or not isinstance(stationary, Load)
-        or max(nest.dims[rdim] for rdim in nest.rdims) < deep
-    ):
+    words = words_in_place(nest, streamed, stationary, context)
+    # Panels are made for at least four rows.
+    has_panels = nest.reuse(streamed) >= 4
+    deep = limits.deep_row_vectors if has_panels else limits.depth_vectors
+    lanes = context.options.vectors.bits // register_bits(words.nest)
+    if len(rows) > 1 or max(words.nest.dims[rdim] for rdim in words.nest.rdims) < deep * lanes:
         return None
-    return few_columns(nest, stationary, streamed, rows[0], context, limits)
+    vector = rows[0] if rows else None
+    product = few_columns(words.nest, words.stationary, words.streamed, vector, context, limits)
+    return [*words.before, *product] if product is not None else None
 
 
 def few_columns(
-    nest: Nest, streamed: Expr, stationary: Expr, vector: str, context, limits: PackLimits
+    nest: Nest, streamed: Expr, stationary: Expr, vector: str | None, context, limits: PackLimits
 ) -> list[Stmt] | None:
     """A product with few columns, along `vector`: vectors along the reduction, on the columns' transpose; or None.
 
     Each row of the other operand, contiguous along the reduction, is then read once in whole
-    vectors.
+    vectors. `vector`: None for one column, which must be contiguous.
     """
     inner = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
     vectors = context.options.vectors
     lanes = vectors.bits // register_bits(nest)
+    columns = nest.dims[vector] if vector is not None else 1
     if (
         len(inner) != 1
-        or nest.dims[vector] > limits.few_columns
+        or columns > limits.few_columns
         or nest.dims[inner[0]] < limits.depth_vectors * lanes
-        or not isinstance(stationary, Load)
     ):
         return None
-    k_dim, columns = inner[0], nest.dims[vector]
-    plain = not stationary.guard and flat_coefficient(stationary.buf, stationary.index, k_dim) == 1
+    (k_dim,) = inner
     mine, other = (
         [dim for dim in nest.dims if dim in expr.symbols and nest.dims[dim] > 1]
         for expr in (streamed, stationary)
@@ -66,8 +71,42 @@ def few_columns(
         [dim for dim in mine if dim not in (vector, k_dim)],
         [dim for dim in other if dim not in mine],
     )
-    if not plain or len(rows) != 1 or k_dim not in mine or not {k_dim, *batch} <= set(other):
+    large = _row_in_place(stationary, k_dim)
+    if large is None or len(rows) != 1 or k_dim not in mine or not {k_dim, *batch} <= set(other):
         return None
+    product, copies = nest, list[Stmt]()
+    if vector is not None:
+        product, copies = _transposed_columns(nest, streamed, batch, k_dim, vector, context)
+    elif _row_in_place(streamed, k_dim) is None:
+        return None
+    many_registers = vectors.registers > 16
+    most_rows = limits.side_by_side_rows if many_registers else limits.side_by_side_rows_of_16
+    jam = {rows[0]: min(nest.dims[rows[0]], most_rows)}
+    if vector is not None:
+        jam = {vector: -(-columns // -(-columns // limits.side_by_side_columns)), **jam}
+    along = (rows[0],) if vector is None else (rows[0], vector)
+    order = (*(dim for dim in nest.dims if dim not in (k_dim, *along)), *along)
+    schedule = NestSchedule(lanes=lanes, vector=k_dim, jam=jam, order=order, fixed=True)
+    prefetched = {}
+    if is_far(large.buf):
+        prefetched = {
+            large.buf.root: jam[rows[0]] * abs(flat_coefficient(large.buf, large.index, rows[0]))
+        }
+    return [*copies, scheduled(product, schedule=schedule, prefetched=prefetched)]
+
+
+def _row_in_place(operand: Expr, k_dim: str) -> Load | None:
+    """The load of an operand that reads nothing else, without a guard and contiguous along a dimension."""
+    loads = [node for node in nodes([operand]) if isinstance(node, Load | Gather)]
+    if len(loads) != 1 or not isinstance(loads[0], Load) or loads[0].guard:
+        return None
+    return loads[0] if flat_coefficient(*loads[0].access, k_dim) == 1 else None
+
+
+def _transposed_columns(
+    nest: Nest, streamed: Expr, batch: list[str], k_dim: str, vector: str, context
+) -> tuple[Nest, list[Stmt]]:
+    """The product with a transposed copy of the columns, and the copy."""
     transposed = streamed
     copies: list[Stmt] = []
     for last in (
@@ -81,17 +120,4 @@ def few_columns(
         )
         copies.append(Nest(sizes, stores=(Store(buf, index, transposed),), at=nest.at))
         transposed = context.pool.load(streamed.dtype, buf, index, False)
-    product = replace_operand(nest, streamed, transposed)
-    many_registers = vectors.registers > 16
-    most_rows = limits.side_by_side_rows if many_registers else limits.side_by_side_rows_of_16
-    jammed = -(-columns // -(-columns // limits.side_by_side_columns))
-    jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], most_rows)}
-    order = (*(dim for dim in nest.dims if dim not in (k_dim, vector, rows[0])), rows[0], vector)
-    schedule = NestSchedule(lanes=lanes, vector=k_dim, jam=jam, order=order, fixed=True)
-    prefetched = {}
-    if is_far(stationary.buf):
-        prefetched = {
-            stationary.buf.root: jam[rows[0]]
-            * abs(flat_coefficient(stationary.buf, stationary.index, rows[0]))
-        }
-    return [*copies, scheduled(product, schedule=schedule, prefetched=prefetched)]
+    return replace_operand(nest, streamed, transposed), copies

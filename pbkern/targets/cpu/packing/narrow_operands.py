@@ -19,6 +19,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
+from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.inline import stored_at
 from pbkern.lower.nest.edit.relocate import relocated
@@ -33,6 +34,7 @@ from pbkern.lower.nest.ir import (
     Store,
     bodies,
     every,
+    nodes,
 )
 from pbkern.lower.passes.strips.strip_mining import inside
 
@@ -50,6 +52,11 @@ class SinkWideningCasts:
     )
     fewest_word_readers: int = threshold(
         8, "points that share an element whose word is worth making"
+    )
+    shortest_row_in_place: int = threshold(
+        512,
+        "elements of rows along the reduction whose words are read where they are (words_in_place.py), for fewer readers: "
+        "eight vectors of words of four, as for products of few rows",
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
@@ -104,8 +111,12 @@ class SinkWideningCasts:
             inner if len(inner) == 1 else [depth_dim(nest, arg, 2) for arg in args]
         )  # either may be the broadcast one
         depths = [nest.dims[dim] for dim in along if dim is not None]
-        return any(depth >= self.fewest_word_products for depth in depths) and all(
-            nest.reuse(arg) >= self.fewest_word_readers for arg in args
+        if not any(depth >= self.fewest_word_products for depth in depths):
+            return False
+        return all(nest.reuse(arg) >= self.fewest_word_readers for arg in args) or (
+            len(inner) == 1
+            and nest.dims[inner[0]] >= self.shortest_row_in_place
+            and all(flat_coefficient(*load.access, inner[0]) == 1 for load in _plain_loads(args))
         )
 
     def _without_copies(self, stmts: Sequence[Stmt], context, live: set[Buf]) -> list[Stmt]:
@@ -173,6 +184,10 @@ def _touched_by_others(stmts: Sequence[Stmt]) -> set[Buf]:
     return effects.touched(
         [stmt for stmt in every(stmts) if not isinstance(stmt, Nest) and not bodies(stmt)]
     )
+
+
+def _plain_loads(exprs: Sequence[Expr]) -> list[Load]:
+    return [node for node in nodes(exprs) if isinstance(node, Load)]
 
 
 def _operands(nest: Nest) -> set[Buf]:

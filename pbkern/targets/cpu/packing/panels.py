@@ -33,7 +33,6 @@ from pbkern.lower.nest.ir import (
     Reduction,
     Stmt,
     Store,
-    nodes,
     with_nests,
 )
 from pbkern.lower.passes.strips.strip_mining import even_part
@@ -320,9 +319,9 @@ def _panel_pays(
 def _is_along(operand: Expr, vector: str) -> bool:
     """Whether elements along a dimension are neighbours, wherever an operand varies along it."""
     return all(
-        flat_coefficient(node.buf, node.index, vector) == 1
-        for node in nodes([operand])
-        if isinstance(node, Load) and vector in node.symbols
+        flat_coefficient(*load.access, vector) == 1
+        for load in _loads(operand)
+        if isinstance(load, Load) and vector in load.symbols
     )
 
 

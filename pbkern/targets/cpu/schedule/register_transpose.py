@@ -19,7 +19,9 @@ def is_transposed(load: Expr, vector: str, along: str) -> bool:
         return False
     buf, index = load.access
     step = flat_coefficient(buf, index, along)
-    is_word = buf.dtype.itemsize > buf.root.dtype.itemsize  # of several elements, loaded as neighbours only
+    is_word = (
+        buf.dtype.itemsize > buf.root.dtype.itemsize
+    )  # of several elements, loaded as neighbours only
     if storage_el(buf.dtype) != storage_el(buf.root.dtype) and not (is_word and step == 1):
         return False
     return step in (1, 2) and abs(flat_coefficient(buf, index, vector)) > step
