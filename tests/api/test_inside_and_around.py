@@ -187,6 +187,44 @@ def differentiated(jit):
     return jax.grad(loss)(X)
 
 
+@jax.custom_vjp
+def stash(ref, x):
+    """x, whose derivative is left in a ref."""
+    return x
+
+
+def _stash_backward(ref, g):
+    ref[...] = g
+    return None, g
+
+
+stash.defvjp(lambda ref, x: (x, ref), _stash_backward)
+
+
+def loss_that_stashes(x, ref):
+    return jnp.sin(stash(ref, jnp.sin(x))).sum()
+
+
+def written_by_a_rule(jit):
+    r = jax.new_ref(jnp.zeros_like(X))
+    return jax.grad(jit(loss_that_stashes))(X, r), r[...]
+
+
+def written_by_a_rule_and_closed_over(jit):
+    r = jax.new_ref(jnp.zeros_like(X))
+    return jax.grad(lambda x: jit(lambda x: loss_that_stashes(x, r))(x))(X), r[...]
+
+
+def written_by_a_rule_inside_a_jit(jit):
+    r = jax.new_ref(jnp.zeros_like(X))
+    return jax.jit(jax.grad(lambda x, r: jit(loss_that_stashes)(x, r)))(X, r), r[...]
+
+
+def with_a_rule_that_is_not_used(jit):
+    r = jax.new_ref(jnp.zeros_like(X))
+    return jit(loss_that_stashes)(X, r), r[...]
+
+
 @pytest.mark.parametrize(
     "use",
     [
@@ -198,6 +236,10 @@ def differentiated(jit):
         inside_a_jit,
         in_a_scan,
         differentiated,
+        written_by_a_rule,
+        written_by_a_rule_and_closed_over,
+        written_by_a_rule_inside_a_jit,
+        with_a_rule_that_is_not_used,
     ],
 )
 def test_refs_as_arguments(use):

@@ -23,7 +23,9 @@ from pbkern import _jax
 from pbkern._jax import bind_again
 from pbkern._user_lines import UserLine, raise_at
 from pbkern.core.errors import OptionError
+from pbkern.core.jaxprs.calls import WITH_RULES
 from pbkern.core.jaxprs.evaluation import evaluate
+from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 
 from .constant_filters import constant_filters
@@ -200,12 +202,24 @@ def traced_call(
     """Traces `fn` on `args`, binds the primitive, and returns the function's pytree of results."""
     traced = trace(fn, static, donated, args, kwargs)
     closed, held = traced.closed, traced.held
+    if any(isinstance(x, jax.core.Tracer) for x in held) and _has_rules_of_refs(closed.jaxpr):
+        # A derivative's rule may write to a ref: a transformation around this call must find it.
+        outs = jex.jaxpr_as_fun(closed)(*held)
+        return jax.tree.unflatten(jax.tree.structure(traced.results), outs)
     pure, written = _jax.without_ref_operands(closed)
     contents = [x[...] if _jax.is_ref(jax.typeof(x)) else x for x in held]
     outs = bind(contents, pure, name, options, traced.donated)
     for n, new in zip(written, outs[len(closed.out_avals) :]):
         held[n][...] = new
     return jax.tree.unflatten(jax.tree.structure(traced.results), outs[: len(closed.out_avals)])
+
+
+def _has_rules_of_refs(jaxpr: jex.Jaxpr) -> bool:
+    """Whether an equation, at any depth, has a derivative of its own and takes a ref."""
+    return any(
+        eqn.primitive.name in WITH_RULES and any(_jax.is_ref(var.aval) for var in eqn.invars)
+        for eqn in equations(jaxpr)
+    )
 
 
 # --- rules

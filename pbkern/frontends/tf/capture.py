@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from pbkern import _jax
-from pbkern._user_lines import UserLine
+from pbkern._user_lines import UserLine, raise_at
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.frontends.stablehlo.places import LIBRARIES
@@ -18,6 +18,8 @@ from pbkern.frontends.stablehlo.places import LIBRARIES
 from .arguments import DTYPES, Arguments, check_numbers
 
 STAGE = "stablehlo"
+# TensorFlow's operations of tf.cond, tf.case and tf.switch_case.
+CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(?:: (\d+))?>")
 
 
@@ -114,7 +116,9 @@ def traced_function(
                 why="kernels write arrays of numbers",
                 hint="return numbers; `stack()` of a TensorArray",
             )
-    text = _stablehlo(traced, specs, name, hint)
+    text, lines = _stablehlo(traced, specs, name, hint), _places(concrete.graph)
+    if "stablehlo.bounds<" in text:
+        _refuse_branches_of_unlike_shapes(concrete.graph, name, lines)
     assigned = tuple((k, captures[n - len(specs)]) for n, k in _aliases(text))
     return TracedFunction(
         text,
@@ -122,7 +126,7 @@ def traced_function(
         assigned,
         concrete.structured_outputs,
         len(concrete.outputs),
-        _places(concrete.graph),
+        lines,
         concrete,
         tuple(specs),
         # Now: a gradient's trace appends to the outputs what it needs of the function.
@@ -143,6 +147,20 @@ def _places(graph: Any) -> dict[str, UserLine]:
         if frame is not None:
             places[op.name] = UserLine(frame.filename, frame.lineno, 0, frame.name)
     return places
+
+
+def _refuse_branches_of_unlike_shapes(graph: Any, name: str, lines: dict[str, UserLine]) -> None:
+    """Raises UnsupportedOp at the first conditional whose result has a shape that its condition decides."""
+    for op in graph.get_operations():
+        if op.type in CONDITIONALS and not all(out.shape.is_fully_defined() for out in op.outputs):
+            line = lines.get(op.name)
+            place = f", line {line.line}" if line else ""
+            error = UnsupportedOp(
+                f"branches of `{op.name}` in `{name}`{place} give results of different shapes",
+                why="a kernel's shapes are known before it runs, whatever the condition is",
+                hint="choose the branch by a number of Python (`if`), before tracing",
+            )
+            raise_at(error, line)
 
 
 def _captured(tensor: tf.Tensor, variables: dict[int, tf.Variable], name: str) -> Any:

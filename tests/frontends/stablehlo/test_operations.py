@@ -1,5 +1,7 @@
 """Operations that programs of other compilers than JAX have, many in one program, against NumPy; and what they cannot say."""
 
+import itertools
+
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -434,3 +436,26 @@ def test_an_export_for_two_devices():
     )
     program = jax.export.export(jax.jit(jnp.sin))(sharded)
     refused(program, r"(?s)`sin` is for 2 devices.*kernels run on one")
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("int8", "i8"), ("uint8", "ui8"), ("int32", "i32")])
+def test_powers_of_integers(dtype, kind):
+    """Modulo 2^bits; of negative exponents the integer part."""
+    limits = np.iinfo(dtype)
+    bases = [0, 1, 2, 3, 7, 100, limits.max, *((-1, -2, -3, limits.min) if limits.min else ())]
+    exponents = [0, 1, 2, 3, 8, 31, 65, 127, *((-1, -2, -3, limits.min) if limits.min else ())]
+    x, y = (np.array(v).astype(dtype) for v in zip(*itertools.product(bases, exponents)))
+    array = f"tensor<{len(x)}x{kind}>"
+    program = pbkern.from_stablehlo(
+        f"""func.func @main(%x: {array}, %y: {array}) -> {array} {{
+          %0 = stablehlo.power %x, %y : {array}
+          return %0 : {array}
+        }}"""
+    )
+
+    def power(x: int, y: int) -> int:
+        return x**y if y >= 0 else x ** (y % 2) if abs(x) == 1 else 0
+
+    want = np.array([power(int(a), int(b)) % 2**limits.bits for a, b in zip(x, y)], object)
+    got = np.asarray(program(x, y)).astype(object) % 2**limits.bits
+    np.testing.assert_array_equal(got, want)

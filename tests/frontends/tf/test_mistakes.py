@@ -22,6 +22,7 @@ class Pair(tf.experimental.ExtensionType):
     ("print", lambda x: (tf.print(x), x)[1], "operations that XLA does not have\n.*StringFormat"),
     ("unknown size", lambda x: tf.unique(x)[0], "shape that is known only when it runs"),
     ("shape", lambda x: tf.range(tf.cast(x[0], tf.int32)), "depend on numbers that it is called with"),
+    ("branches", lambda x: tf.cond(x[0] > 0, lambda: x, lambda: x[1:]), "branches of `cond` .*line .* of different shapes"),
     ("array", lambda x: tf.TensorArray(tf.float32, 6).unstack(x), "returns a variant"),
     ("text", lambda x: tf.constant("a"), "returns a string"),
     ("library", lambda x: tf.linalg.inv(tf.reshape(x[:4], (2, 2))), "cannot be imported\n.*custom_call"),

@@ -15,6 +15,22 @@ def _boolean(of_numbers, of_booleans):
     return lambda x, y: of_booleans(x, y) if x.dtype == bool else of_numbers(x, y)
 
 
+def power(x, y):
+    """x^y. Of integers modulo 2^bits, by squares; to negative exponents the integer part, and zero for x = 0, as XLA does."""
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        return lax.pow(x, y)
+    one, limits = lax.full_like(y, 1), jnp.iinfo(x.dtype)
+    result, square, rest = lax.full_like(x, 1), x, lax.abs(y) if limits.min else y
+    for bit in range(limits.bits - (limits.min < 0)):
+        result = lax.select(lax.eq(rest & one, one), result * square, result)
+        rest = lax.shift_right_logical(rest, one)
+        square = square * square if bit < limits.bits - 2 else square
+    if not limits.min:
+        return result
+    is_unit = lax.eq(lax.abs(x), lax.full_like(x, 1))
+    return lax.select((y >= 0) | is_unit, result, lax.full_like(x, 0))
+
+
 UNARY = {
     "abs": lax.abs,
     "cbrt": lax.cbrt,
@@ -52,7 +68,7 @@ BINARY = {
     "minimum": lax.min,
     "multiply": _boolean(lax.mul, lax.bitwise_and),
     "or": lax.bitwise_or,
-    "power": lax.pow,
+    "power": power,
     "remainder": lax.rem,
     "shift_left": lax.shift_left,
     "shift_right_arithmetic": lax.shift_right_arithmetic,
