@@ -16,10 +16,11 @@ import functools
 import inspect
 import operator
 import pathlib
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -824,7 +825,20 @@ def untyped_manual_axes():
 
 def keep_with_executable(ctx, x) -> None:
     """Makes what a lowering compiles refer to x, from now until it goes."""
-    ctx.module_context.add_keepalive(x)
+    ctx.module_context.add_keepalive(_Held(x))
+
+
+class _Held:
+    """What an executable refers to. JAX pickles it where an executable is serialised."""
+
+    def __init__(self, x) -> None:
+        self.x = x
+
+    def __reduce__(self) -> NoReturn:
+        raise pickle.PicklingError(
+            "an executable with kernels of pbkern cannot be serialised: they are machine code of this process. "
+            "jax.export.export(f) takes the operations along; polyblocks_aot_jax makes a library of the kernels"
+        )
 
 
 def on_clear_caches(function: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import tempfile
@@ -78,7 +79,11 @@ def wanted(
     given = options.aot_name != DEFAULT_NAME
     name = check_function_name(options.aot_name if given else own_name, given)
     path = pathlib.Path(output) if output is not None else pathlib.Path()
-    chosen = None if kinds is None else dict.fromkeys(kinds)
+    chosen = None if kinds is None else dict.fromkeys([kinds] if isinstance(kinds, str) else kinds)
+    if chosen is not None and not chosen:
+        raise OptionError(
+            "`emit` names no file", why="it is empty", hint=f"some of {', '.join(KINDS)}"
+        )
     for kind in chosen or ():
         if kind not in KINDS:
             raise OptionError(
@@ -176,7 +181,17 @@ def all_or_none(files: Mapping[str, pathlib.Path]) -> Iterator[dict[str, pathlib
                 tempfile.TemporaryDirectory(prefix=".pbkern-", dir=path.parent)
             )
             places[kind] = pathlib.Path(beside) / path.name
-        yield places
+        try:
+            yield places
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            folders = ", ".join(sorted({str(path.parent.absolute()) for path in files.values()}))
+            raise OptionError(
+                f"files cannot be written to {folders}",
+                why=e.strerror,
+                hint="free some space, or another `output`",
+            ) from e
         for kind, path in files.items():
             os.replace(places[kind], path)
 

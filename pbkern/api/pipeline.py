@@ -23,7 +23,7 @@ from jax.interpreters import mlir
 from pbkern import _jax, fuse
 from pbkern.core import config
 from pbkern.core.errors import OptionError, TargetError, UnsupportedOp
-from pbkern.core.jaxprs.walks import equations
+from pbkern.core.jaxprs.walks import equations, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import disk_cache, fallback, gc_pause, progress, recursion
@@ -382,14 +382,18 @@ def warn_of_export(name: str) -> None:
     )
 
 
-def leave_to_partitioner(name: str, devices: int, strict: bool) -> None:
+def leave_to_partitioner(jaxpr: jex.ClosedJaxpr, name: str, devices: int, strict: bool) -> None:
     """Warns, or raises UnsupportedOp where `strict`, that XLA runs a function whose arguments are spread over devices.
 
     XLA divides operations among devices as the arguments are divided. It cannot divide compiled
     programs: they would run whole on each device, on operands that are gathered there.
     """
     what = f"XLA runs `{name}`, whose arguments are spread over {devices} devices"
-    hint = "jax.shard_map divides the work, and each device compiles kernels for its own part"
+    hint = (
+        "compile the function inside of jax.shard_map: jax.shard_map(pbkern.jit(f), ...)"
+        if "shard_map" in primitive_names(jaxpr)
+        else "jax.shard_map divides the work, and each device compiles kernels for its own part"
+    )
     if strict:
         raise UnsupportedOp(
             what,

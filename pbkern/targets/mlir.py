@@ -18,11 +18,13 @@ import importlib
 import importlib.util
 import os
 import pathlib
+import resource
 import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
+from typing import IO, cast
 
 from pbkern.core.errors import InternalError, TargetError
 
@@ -295,6 +297,26 @@ def object_code(module, opt_level: int, function: str, symbols: Mapping[str, int
     engine.initialize()
     if not capi.mlirExecutionEngineLookup(_handle(engine), _Name.of(function)):
         raise InternalError(f"LLVM made no code for `{function}`", why="its messages are on stderr")
-    with tempfile.NamedTemporaryFile(suffix=".o") as file:
-        engine.dump_to_object_file(file.name)
+    with _file_in_memory() as (path, file):
+        engine.dump_to_object_file(path)
         return file.read()
+
+
+# Taken while the process's limit of the size of files is another one.
+_one_limit = threading.Lock()
+
+
+@contextlib.contextmanager
+def _file_in_memory() -> Iterator[tuple[str, IO[bytes]]]:
+    """A file's path and the file. LLVM ends the process where it cannot write: disks may be full, files limited in size."""
+    if not hasattr(os, "memfd_create"):  # not on Linux
+        with tempfile.NamedTemporaryFile(suffix=".o") as file:
+            yield file.name, cast(IO[bytes], file)
+        return
+    with _one_limit, open(os.memfd_create("pbkern.o"), "rb") as file:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        try:
+            yield f"/proc/self/fd/{file.fileno()}", file
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -231,3 +231,15 @@ def test_what_tensorflow_functions_may_not_do(tmp_path):
     with pytest.raises(UnsupportedOp, match="fft"):
         pbkern.polyblocks_aot_tf(output=tmp_path)(lambda x: tf.abs(tf.signal.rfft(x)))(uniform(8))
     assert not list(tmp_path.iterdir())
+
+
+def test_modules_that_change_their_arguments_are_refused():
+    torch = pytest.importorskip("torch")
+
+    class InPlace(torch.nn.Module):
+        def forward(self, x):
+            x.add_(1)
+            return x * 2
+
+    with pytest.raises(UnsupportedOp, match=r"changes its arguments in place\n  why  x"):
+        pbkern.polyblocks_aot_torch()(InPlace().eval())(torch.ones(3))

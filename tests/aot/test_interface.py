@@ -1,9 +1,11 @@
 """What a library takes and gives: names, constants, copies, arguments that are not used, Python's side of the call."""
 
+import errno
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -282,12 +284,28 @@ def test_options_with_the_decorator_s_own(tmp_path):
 
 
 NAMES = {"x": "x", "params['w1'][0]": "params_w1_0", "int": "int_", "0": "_0", "ä": "argument", "self.x": "self_x",
-         "errno": "errno_", "stream": "stream_"}  # fmt: skip
+         "errno": "errno_", "stream": "stream_", "typeof": "typeof_", "complex": "complex_", "M_PI": "M_PI_", "W_Q": "W_Q",
+         "EPS": "EPS"}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "name"), NAMES.items())
 def test_names_in_c(text, name):
     assert names.identifier(text) == name
+
+
+HEADERS = """assert complex ctype errno fenv float inttypes limits locale math setjmp signal stdarg stdbool stddef stdint
+    stdio stdlib string tgmath time unistd wchar""".split()
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
+def test_arguments_are_named_otherwise_than_macros():
+    """Of the C library's headers, and of gcc itself."""
+    source = "".join(f"#include <{header}.h>\n" for header in HEADERS)
+    command = ["gcc", "-dM", "-E", "-xc", "-"]
+    said = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+    macros = re.findall(r"^#define ([A-Za-z]\w*) ", said, re.MULTILINE)
+    assert len(macros) > 300
+    assert not [name for name in macros if names.identifier(name) == name]
 
 
 def test_names_are_distinct():
@@ -447,6 +465,27 @@ def test_a_folder_that_is_not_there_is_made(tmp_path):
     assert (tmp_path / "1.5").is_dir()
     with pytest.raises(OptionError, match="is to be is not known"):
         aot(output=tmp_path / "x.exe")(programs.softmax)(X)
+
+
+def test_full_disks_are_named(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", fail)
+    with pytest.raises(OptionError, match=r"files cannot be written to .*\n  why  No space left"):
+        aot(output=tmp_path / "a")(programs.softmax)(X)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("emit", [[], ()])
+def test_nothing_to_emit_is_refused(emit, tmp_path):
+    with pytest.raises(OptionError, match="`emit` names no file"):
+        aot(output=tmp_path, emit=emit)(programs.softmax)(X)
+
+
+def test_one_kind_to_emit_needs_no_list(tmp_path):
+    made = aot(output=tmp_path, emit="asm")(programs.softmax)(X)
+    assert [*made.paths] == ["asm"]
 
 
 def test_a_folder_that_was_made_goes_again_with_the_error(tmp_path, monkeypatch):

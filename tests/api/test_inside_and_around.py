@@ -1,6 +1,7 @@
 """Less common parts of JAX inside of decorated functions and around them: each works as with jax.jit, or says why not."""
 
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -11,7 +12,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import checkify
+from jax.experimental import checkify, serialize_executable
 from jax.experimental import pallas as pl
 from jax.extend import core as jex
 from jax.interpreters import mlir
@@ -245,6 +246,13 @@ def with_a_rule_that_is_not_used(jit):
 def test_refs_as_arguments(use):
     for got, want in zip(jax.tree.leaves(use(pbkern.jit)), jax.tree.leaves(use(jax.jit))):
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_executables_with_kernels_are_not_serialised():
+    f = pbkern.jit(lambda x: jnp.tanh(x) @ x.T)
+    compiled = jax.jit(lambda x: f(x)).lower(jnp.ones((4, 4))).compile()
+    with pytest.raises(pickle.PicklingError, match="machine code of this process"):
+        serialize_executable.serialize(compiled)
 
 
 # ---- 64-bit types where they are not enabled --------------------------------------------------------------------------

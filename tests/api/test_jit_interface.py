@@ -228,6 +228,45 @@ def run_in_subprocess(code, **environment):
     return result.stdout
 
 
+def test_compilation_needs_no_room_on_disks():
+    """LLVM ends the process where it cannot write: a file of this process may have 1 KB."""
+    out = run_in_subprocess(
+        """
+        import resource
+        import jax.numpy as jnp, numpy as np
+        import pbkern
+        limits = 1024, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        x = np.linspace(-1, 1, 144).reshape(16, 9).astype("f4")
+        with pbkern.config.override(cache=False):
+            got = pbkern.jit(lambda x: jnp.sort(jnp.tanh(x) @ x.T, 0))(x)
+        np.testing.assert_allclose(got, np.sort(np.tanh(x) @ x.T, 0), rtol=1e-4, atol=1e-5)
+        assert resource.getrlimit(resource.RLIMIT_FSIZE) == limits
+        print("alive")
+        """
+    )
+    assert "alive" in out
+
+
+def test_shard_map_inside_of_a_compiled_function_is_left_to_xla():
+    out = run_in_subprocess(
+        """
+        import warnings
+        import jax, jax.numpy as jnp, numpy as np, pbkern
+        from jax.sharding import PartitionSpec as P
+        mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+        g = jax.shard_map(lambda x: jnp.tanh(x) * 2, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+        x = np.ones((4, 4), "f4")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            np.testing.assert_allclose(pbkern.jit(g)(x), np.tanh(x) * 2, rtol=1e-6)
+        print(*(str(w.message) for w in warned))
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    )
+    assert "jax.shard_map(pbkern.jit(f), ...)" in out
+
+
 def test_shard_map_over_host_devices():
     out = run_in_subprocess(
         """

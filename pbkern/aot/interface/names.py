@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import inspect
 import re
@@ -11,7 +12,7 @@ from typing import Any
 
 from pbkern.core.errors import OptionError
 
-# Words that no C or C++ program may use as a name. Sources: ISO C17 6.4.1, ISO C++20 [lex.key],
+# Words that no C or C++ program may use as a name. Sources: ISO C23 6.4.1, ISO C++20 [lex.key],
 # [lex.digraph].
 KEYWORDS = frozenset(
     """
@@ -20,12 +21,12 @@ KEYWORDS = frozenset(
     double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable
     namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast
     requires restrict return short signed sizeof static static_assert static_cast struct switch template this
-    thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
-    xor_eq
+    thread_local throw true try typedef typeid typename typeof typeof_unqual union unsigned using virtual
+    void volatile wchar_t while xor xor_eq
 """.split()
 )
 # Functions of the C library: a library that defined one would take its place. Source: ISO C17 annex
-# B, those in one word that people call functions of arrays, and the entry points of programs.
+# B, those in one word that people call functions of arrays, and names that linkers define.
 TAKEN = frozenset(
     """
     abort abs acos acosh asin asinh atan atan2 atanh atexit atof atoi bsearch calloc cbrt ceil clock copysign cos cosh
@@ -34,7 +35,7 @@ TAKEN = frozenset(
     malloc memchr memcmp memcpy memmove memset mmap modf nan nearbyint nextafter open pow printf putc puts qsort raise
     rand read realloc remainder remove rename rint round scalbn scanf select send setenv setjmp signal sin sinh sleep
     sprintf sqrt srand sscanf strcat strchr strcmp strcpy strlen system tan tanh tgamma time trunc ungetc write y0 y1 yn
-    j0 j1 jn _init _fini _start
+    j0 j1 jn _init _fini _start _end _edata _etext end edata etext
 """.split()
 )
 
@@ -57,12 +58,24 @@ RUNTIMES = re.compile(r"(GOMP|GOACC|omp|ompt|ompx|kmp|kmpc|acc)_\w*", re.ASCII)
 SYSTEM_LIBRARIES = ("libc.so.6", "libm.so.6", "libSystem.dylib")
 
 
-# What macros of C's headers and of compilers replace, and what a header calls arguments of its own.
+# What macros of C's headers and of compilers replace. Sources: ISO C17 clause 7, POSIX.1-2017 (limits.h, errno.h, signal.h,
+# unistd.h), GCC's predefined macros.
 MACROS = frozenset(
-    "NULL EOF I NAN INFINITY assert errno linux offsetof stderr stdin stdout unix".split()
+    """
+    BIG_ENDIAN BUFSIZ BYTE_ORDER EOF I INFINITY LITTLE_ENDIAN MAX_CANON MAX_INPUT MINSIGSTKSZ NAN NFDBITS NGREG NSIG NULL
+    PDP_ENDIAN PIPE_BUF TIMER_ABSTIME WCONTINUED WEOF WEXITED WNOHANG WNOWAIT WSTOPPED WUNTRACED assert complex errno
+    EHWPOISON imaginary linux math_errhandling noreturn offsetof stderr stdin stdout unix
+""".split()
+) | {name for name in dir(errno) if name.startswith("E")}
+MACRO_FAMILIES = re.compile(
+    r"[A-Z0-9_]+_(MAX|MIN|WIDTH|BIT|DIG|EPSILON)|[RWXF]_OK|(L|P)_(ctermid|cuserid|tmpnam|tmpdir)"
+    r"|(ATOMIC|BC|BUS|CLD|CLOCK|CLOCKS|DBL|DECIMAL|EXIT|F|FD|FE|FLT|FP|FPE|HUGE|ILL|INT\d*|INTMAX|L|LC|LDBL|LOCK|M|MATH"
+    r"|O|ONCE|POLL|PTHREAD|S|SA|SC|SEEK|SEGV|SI|SIG|SIGEV|SS|STDERR|STDIN|STDOUT|SV|TIME|TRAP|TSS|UINT\d*"
+    r"|UINTMAX|XATTR)_[A-Z0-9_]+|SIG[A-Z0-9]+|(PRI|SCN)[diouxX][A-Z0-9]+|(sa|si|sigev)_\w+"
 )
 # Namespaces that a library's C++ header names.
 NAMESPACES = frozenset(("std", "pbkern"))
+# What a header calls arguments of its own.
 OWN = ("main", "stream", "user_device_memory")
 
 
@@ -94,7 +107,7 @@ def check_function_name(name: str, given: bool) -> str:
     if RUNTIMES.fullmatch(name):
         why = f"it is {whose}; the library itself, or others of its process, may call that"
         raise OptionError(f"`{name}` is a name of the OpenMP runtime", why=why, hint=hint)
-    if name in TAKEN or name in MACROS or _is_exported(name):
+    if name in TAKEN or is_macro(name) or _is_exported(name):
         why = f"it is {whose}; programs that link the library would call it in place of their own"
         raise OptionError(
             f"`{name}` is a name of the C library", why=why, hint=f"aot_name: {name}_kernel"
@@ -124,7 +137,12 @@ def identifier(text: str) -> str:
     """Makes a name in C of a text: `params['w'][0]` becomes params_w_0."""
     name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "argument"
     name = f"_{name}" if name[0].isdigit() else name
-    return f"{name}_" if name in KEYWORDS or name in MACROS or name in OWN else name
+    return f"{name}_" if name in KEYWORDS or is_macro(name) or name in OWN else name
+
+
+def is_macro(name: str) -> bool:
+    """Whether a header of C may replace the name by something else."""
+    return name in MACROS or MACRO_FAMILIES.fullmatch(name) is not None
 
 
 def distinct(names: Iterable[str]) -> list[str]:

@@ -214,6 +214,13 @@ def _check(program: torch.export.ExportedProgram) -> None:
         for spec in program.graph_signature.output_specs
         if spec.kind is not OutputKind.USER_OUTPUT
     ]
+    arguments = [spec.target for spec in changed if spec.kind is OutputKind.USER_INPUT_MUTATION]
+    if arguments:
+        raise UnsupportedOp(
+            "the module changes its arguments in place",
+            why=", ".join(map(str, arguments)),
+            hint="a module that returns the new values; a library changes only its results",
+        )
     if changed:
         raise UnsupportedOp(
             "the module changes what it keeps",

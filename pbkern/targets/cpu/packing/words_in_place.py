@@ -11,6 +11,8 @@ the last sum is one number per row.
 
 from __future__ import annotations
 
+from typing import cast
+
 from pbkern.core.affine import Affine
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.ir import Accumulator, Expr, Load, Nest, Reduction, Stmt, Store
@@ -62,7 +64,7 @@ def _quads(nest: Nest, streamed: Expr, stationary: Expr, context) -> WordsInPlac
     for operand in (streamed, stationary):
         if not is_narrow_integer(operand) or operand.args[0].dtype.itemsize != 1:
             return None
-        load = operand.args[0]
+        load = cast(Load, operand.args[0])
         word = None if load.guard else word_in_place(load, k_dim, context)
         if word is None:
             return None
@@ -77,10 +79,9 @@ def _quads(nest: Nest, streamed: Expr, stationary: Expr, context) -> WordsInPlac
 
     dims, rdims = over_words(nest, k_dim, QUAD)
     if types[0] != types[1]:
-        quads = product(along, still, types[0] == UINT8)
-        return WordsInPlace(
-            Nest(dims, rdims, (quads,), nest.stores, nest.ordered, nest.at), along, still
-        )
+        quads = (product(along, still, types[0] == UINT8),)
+        product_nest = Nest(dims, rdims, quads, nest.stores, nest.ordered, nest.at)
+        return WordsInPlace(product_nest, along, still)
     bits = context.const(SIGN_BITS, INT32)
     along = context.op("xor", INT32, along, bits)
     is_unsigned = types[1] == INT8  # of the flipped operand, and of the bits alone
@@ -103,5 +104,6 @@ def _quads(nest: Nest, streamed: Expr, stationary: Expr, context) -> WordsInPlac
 
     change = context.pool.rewriter(shifted)
     stores = tuple(store.mapped(change) for store in nest.stores)
-    quads = Nest(dims, rdims, (product(along, still, is_unsigned),), stores, nest.ordered, nest.at)
-    return WordsInPlace(quads, along, still, (before,))
+    quads = (product(along, still, is_unsigned),)
+    product_nest = Nest(dims, rdims, quads, stores, nest.ordered, nest.at)
+    return WordsInPlace(product_nest, along, still, (before,))

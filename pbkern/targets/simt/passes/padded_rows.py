@@ -103,10 +103,10 @@ def _grown(
     free = [dim for dim in rows if dim not in nest.rdims]
 
     def term(reduction: Reduction) -> Reduction:
-        nothing = REDUCTIONS[reduction.op].identity(reduction.dtype)
-
         def masked(arg: Expr) -> Expr:
             is_zero = reduction.is_product and isinstance(arg, Load) and arg.buf in longer
+            # Of the type that is compared: a search for places has another one.
+            nothing = REDUCTIONS[reduction.op].identity(arg.dtype)
             return arg if is_zero else inside(arg, nothing, reduced)
 
         return reduction.mapped(masked)
