@@ -341,7 +341,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
             )
         devices = _jax.partitioned_over(ctx)
         if devices > 1:
-            leave_to_partitioner(name, devices, options.strict_target)
+            leave_to_partitioner(jaxpr, name, devices, options.strict_target)
             return jex.jaxpr_as_fun(jaxpr)(*args)
         with _jax.untyped_manual_axes():
             with (
