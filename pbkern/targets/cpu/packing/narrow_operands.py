@@ -51,7 +51,7 @@ class SinkWideningCasts:
         16, "products of one sum that are worth words. Source: not recorded"
     )
     fewest_word_readers: int = threshold(
-        8, "points that share an element whose word is worth making"
+        2, "points that share an element whose word is worth making"
     )
     shortest_row_in_place: int = threshold(
         512,

@@ -233,9 +233,9 @@ def _in_words(
     limits: PackLimits,
 ) -> Words | None:
     """The product over words of the most elements that suit its operands, if panels of them pay."""
-    if nest.reuse(streamed) < 4:
-        return None
-    for words, count in ((quad_products, QUAD), (pair_products, PAIR)):
+    for words, count, fewest in ((quad_products, QUAD, 2), (pair_products, PAIR, 4)):
+        if nest.reuse(streamed) < fewest:
+            continue
         candidate = words(
             in_whole_words(nest, count, context, limits), streamed, stationary, context
         )
