@@ -829,7 +829,7 @@ def keep_with_executable(ctx, x) -> None:
 
 
 class _Held:
-    """What an executable refers to. JAX pickles it where an executable is serialised."""
+    """An object that an executable refers to. JAX pickles it where an executable is serialised."""
 
     def __init__(self, x) -> None:
         self.x = x

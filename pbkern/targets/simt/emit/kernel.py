@@ -53,7 +53,7 @@ from .recorder import Profile, Recorder
 from .reports import Reports, ReportWriter
 from .tiles.copies import TileCopies
 from .tiles.points import TilePoints
-from .tiles.products import TileProducts
+from .tiles.products import ProductsOfTiles
 from .tiles.threads import TileThreads
 from .updates import UpdateEmitter
 
@@ -184,7 +184,7 @@ class _Lowering(ProgramText):
         )
         threads = TileThreads(self.emitter, self.options.threads, self.options.device, ARENA)
         self.copies, self.points = TileCopies(threads), TilePoints(threads)
-        self.products = TileProducts(threads)
+        self.products = ProductsOfTiles(threads)
         self.waits: set[int] = set()
         self.record = ""  # the parameter that times are stored to
         self.recorder: Recorder | None = None  # of steps that are a loop of the statements

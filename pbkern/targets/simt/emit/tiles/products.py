@@ -33,7 +33,7 @@ SWIZZLE_128 = 1 << 62
 
 
 @dataclass
-class TileProducts:
+class ProductsOfTiles:
     """Emits products of tiles in shared memory or in registers."""
 
     threads: TileThreads
