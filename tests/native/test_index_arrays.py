@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import pbkern
+from pbkern import config
 from pbkern.dsl.build_programs import kernel_program
 from pbkern.targets.cpu.codegen.compile import compile_program
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
@@ -388,3 +389,26 @@ def test_far_elements_are_gathered():
         lambda t, i, o: o.__setitem__(..., t[i[...]]), (64,), jnp.zeros(1 << 20), jnp.zeros(64, int)
     )
     assert "vector.gather" in lower_kernel(kernel, "k", BY_LANES).main.text
+
+
+@pytest.mark.parametrize("machine", [None, "x86-64-v3"])
+@pytest.mark.parametrize("places", ["uint8", "int32"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float16", "bfloat16", "bool"])
+def test_tables_of_narrow_elements(dtype, places, machine):
+    """No instruction gathers them; lengths leave whole vectors and parts of one.
+
+    Places from memory are read one by one, others leave vectors.
+    """
+    rng = np.random.default_rng(7)
+    table = jnp.asarray(rng.integers(0, 200, (3, 256))).astype(dtype)
+    rows, columns = rng.integers(0, 3, 1037).astype(places), rng.integers(0, 256, 1037)
+    columns = (columns if places == "uint8" else columns - 256).astype(places)
+
+    def look(table, rows, columns):
+        return table[rows, columns]
+
+    with config.override(machine=machine):
+        got = pbkern.jit(look)(table, rows, columns)
+        nests = pbkern.jit(look).as_text(table, rows, columns, stage="nests")
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(table)[rows, columns])
+    assert "gather " in nests
