@@ -67,6 +67,10 @@ class LowerOptions(BuildOptions):
     stream_traffic: int = 0
 
     @property
+    def vector_bits(self) -> int:
+        return self.vectors.bits
+
+    @property
     def policy(self) -> CpuPolicy:
         """Answers to passes for every target."""
         return CpuPolicy(
