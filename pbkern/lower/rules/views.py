@@ -382,7 +382,7 @@ def _gather(builder, eqn, ins):
 
 
 def _affine_start(builder, eqn, ins) -> AffineArray | None:
-    """Where windows along one axis start, if that is affine in the place of the window, and all of them are inside."""
+    """The start of a window along one axis, if it is affine in the place of the window and all windows are inside."""
     axes = eqn.params["dimension_numbers"].start_index_map
     if len(axes) != 1:
         return None
