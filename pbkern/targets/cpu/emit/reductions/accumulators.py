@@ -107,7 +107,7 @@ class Reducer:
                 loop = (
                     self.text.unrolled
                     if walk.sched.straight
-                    else partial(self.text.loop, unrolls=not _fills_registers(walk))
+                    else partial(self.text.loop, unrolls=not _spills_unrolled(walk, dim))
                 )
                 accs = loop(scope, f"{dim}'", first, first + full * step, length * step, one, accs)
             if full == trips:
@@ -162,7 +162,7 @@ class Reducer:
                     step,
                     trip,
                     self._restarted(walk, outer, before),
-                    unrolls=False,
+                    unrolls=not _spills_unrolled(walk, dim),
                 )
                 store(outer, self._joined(walk, outer, load(outer), new))
                 return []
@@ -346,15 +346,26 @@ class Reducer:
 
 
 def _fills_registers(walk: NestWalk) -> bool:
-    """Whether accumulators of products fill more than half of the registers.
-
-    LLVM, where it optimises a function for scalar loops beside, would unroll loops over windows, load once what several of
-    their steps share, and spill accumulators for it: a convolution of 4 x 64 x 28 x 28 by 3 x 3 takes 5.5 ms so, 2.4 with
-    its loops as they are (Zen 4, 16 registers).
-    """
+    """Whether accumulators of products fill more than half of the registers."""
     return (
         any(reduction.is_product for reduction in walk.nest.reductions)
         and 2 * walk.sched.tile * len(walk.nest.reductions) > walk.sched.registers
+    )
+
+
+def _spills_unrolled(walk: NestWalk, dim: str) -> bool:
+    """Whether LLVM, which optimises functions with scalar loops beside, would spill accumulators for steps along `dim`.
+
+    It unrolls loops over windows and loads once what several of their steps share: a convolution of 4 x 64 x 28 x 28 by
+    3 x 3 takes 5.5 ms so, 2.4 with its loops as they are (Zen 4, 16 registers). Other loops stay as LLVM makes them.
+    """
+    loads = (
+        arg for reduction in walk.nest.reductions for arg in reduction.args if isinstance(arg, Load)
+    )
+    return _fills_registers(walk) and any(
+        dim in position.symbols and not position.symbols.isdisjoint(walk.sched.jam)
+        for load in loads
+        for position in load.index
     )
 
 
