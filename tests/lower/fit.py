@@ -334,13 +334,13 @@ def piece(f, low, high, degree):
     return point, [value, *c], worst
 
 
-def first_piece(f, high, degree, slope, own):
-    """The same from 0, where f is odd: of f(x) - x if `own`, else of f, whose slope is 1."""
+def first_piece(f, high, degree, slope, is_linear):
+    """The same from 0, where f is odd: of f(x) - x if `is_linear`, else of f, whose slope is 1."""
 
     def weight(x):
         return x / f(x) if x else 1 / slope
 
-    if own:
+    if is_linear:
         c, worst = minimax(
             lambda x: f(x) / x - 1 if x > 1e-20 else slope - 1, 0, high, degree - 1, weight
         )
@@ -355,29 +355,28 @@ def first_piece(f, high, degree, slope, own):
     return 0, [0, 1, *c], worst
 
 
-def pieces(name, f, degree, slope=None):
-    """Rows of a function's table: points, then coefficients, constants first. And the largest error.
+def pieces(name, f, degree, slope=None, count=16):
+    """Rows of `count` numbers of a function's table: points, then coefficients, constants first. And the largest error.
 
     `slope`: at 0, where the function is odd.
     """
     p = PIECES[name]
-    start, end = bits(p.offset) >> p.shift, bits(p.offset + p.last) >> p.shift
+    start, end = (bits(p.offset + p.scale * x) >> p.shift for x in (0, p.last))
     edges = [
         0,
-        *(from_bits(k << p.shift) - p.offset for k in range(start + 1, end + 1)),
+        *((from_bits(k << p.shift) - p.offset) / p.scale for k in range(start + 1, end + 1)),
         mp.mpf(p.last),
     ]
-    columns, errors = [[0] * (degree + 2)] * 16, []
+    columns, errors = [[0] * (degree + 2)] * count, []
     for k, (low, high) in enumerate(itertools.pairwise(edges)):
         point, c, worst = (
-            first_piece(f, high, degree, slope, p.own)
+            first_piece(f, high, degree, slope, p.is_linear)
             if slope and not k
             else piece(f, low, high, degree)
         )
-        columns[(start + k) % 16] = [point, *c]
+        columns[(start + k) % count] = [point, *c]
         errors.append(worst)
-    assert len(errors) <= 16
-    assert p.own in (None, edges[1])
+    assert len(errors) <= count
     return zip(*columns), max(errors)
 
 
@@ -407,6 +406,7 @@ def _log_point(low, high):
 
 TABLES = {
     "erf": lambda: pieces("erf", mp.erf, 5, 2 / mp.sqrt(mp.pi)),
+    "erf_of_8": lambda: pieces("erf_of_8", mp.erf, 6, 2 / mp.sqrt(mp.pi), 8),
     "tanh": lambda: pieces("tanh", mp.tanh, 5, 1),
     "erfcx": lambda: pieces("erfcx", erfcx, 5),
     "log": log_pieces,
@@ -418,7 +418,7 @@ def print_table(name):
     print(f'    # {-float(mp.log(worst, 2)):.1f} bits\n    "{name}": (')
     for row in rows:
         numbers = [f"{float(x):.9g}" for x in row]
-        lines = [", ".join(numbers[i : i + 6]) for i in range(0, 16, 6)]
+        lines = [", ".join(numbers[i : i + 6]) for i in range(0, len(numbers), 6)]
         print("        ({}),".format(",\n         ".join(lines)))
     print("    ),", flush=True)
 

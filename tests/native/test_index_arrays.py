@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import pbkern
+from pbkern import config
 from pbkern.dsl.build_programs import kernel_program
 from pbkern.targets.cpu.codegen.compile import compile_program
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
@@ -388,3 +389,55 @@ def test_far_elements_are_gathered():
         lambda t, i, o: o.__setitem__(..., t[i[...]]), (64,), jnp.zeros(1 << 20), jnp.zeros(64, int)
     )
     assert "vector.gather" in lower_kernel(kernel, "k", BY_LANES).main.text
+
+
+@pytest.mark.parametrize("machine", [None, "x86-64-v3"])
+@pytest.mark.parametrize("places", ["uint8", "int32"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float16", "bfloat16", "bool"])
+def test_tables_of_narrow_elements(dtype, places, machine):
+    """No instruction gathers them; lengths leave whole vectors and parts of one.
+
+    Places from memory are read one by one, others leave vectors.
+    """
+    rng = np.random.default_rng(7)
+    table = jnp.asarray(rng.integers(0, 200, (3, 256))).astype(dtype)
+    rows, columns = rng.integers(0, 3, 1037).astype(places), rng.integers(0, 256, 1037)
+    columns = (columns if places == "uint8" else columns - 256).astype(places)
+
+    def look(table, rows, columns):
+        return table[rows, columns]
+
+    with config.override(machine=machine):
+        got = pbkern.jit(look)(table, rows, columns)
+        nests = pbkern.jit(look).as_text(table, rows, columns, stage="nests")
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(table)[rows, columns])
+    assert "gather " in nests
+
+
+@pytest.mark.parametrize("count", [1, 37, 1000])
+@pytest.mark.parametrize("step", [1, 3, -2])
+@pytest.mark.parametrize(("size", "mode"), [(1, "clip"), (5, "clip"), (5, "fill")])
+def test_windows_at_even_distances(size, mode, step, count):
+    """Starts inside the array are places of plain loads; where one may be outside, they are gathered."""
+    x = np.random.default_rng(count).normal(size=(3, 3100)).astype("f")
+
+    def windows(x, first):
+        starts = (jnp.arange(count) * step + first)[:, None]
+        dimensions = lax.GatherDimensionNumbers(
+            offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(1,)
+        )
+        return lax.gather(x, starts, dimensions, (3, size), mode=mode)
+
+    def expected(first):
+        starts = np.arange(count) * step + first
+        outside = (starts < 0) | (starts > 3100 - size)
+        inside = np.clip(starts, 0, 3100 - size)
+        found = np.stack([x[:, start : start + size] for start in inside])
+        return np.where(outside[:, None, None], np.nan, found) if mode == "fill" else found
+
+    within = 2 * count if step < 0 else 4
+    for first in (within, -3, 3100 - size - 1 if step > 0 else 3):
+        got = pbkern.jit(lambda x, first=first: windows(x, first) * 1.0)(x)
+        np.testing.assert_array_equal(np.asarray(got), expected(first))
+    nests = pbkern.jit(lambda x: windows(x, within) * 1.0).as_text(x, stage="nests")
+    assert "gather" not in nests

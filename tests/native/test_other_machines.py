@@ -3,6 +3,7 @@
 import itertools
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
 
 import pbkern
 from pbkern import config
@@ -143,6 +145,27 @@ def test_edges_without_registers_of_masks(name, rows, columns, special):
     zeros = got == 0
     if "largest" not in name:  # NumPy's maximum of two zeros is either
         np.testing.assert_array_equal(np.signbit(got[zeros]), np.signbit(expected(x)[zeros]))
+
+
+@needs_v3
+def test_accumulators_that_fill_the_registers_stay_there():
+    """LLVM's optimiser, which runs for loops over border columns beside, may not unroll the loop over a window.
+
+    Its steps share what they load.
+    """
+    x, w = np.ones((4, 64, 28, 28), "f4"), np.ones((64, 64, 3, 3), "f4")
+
+    def convolution(x, w):
+        return lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW")
+        )
+
+    with config.override(machine="x86-64-v3"):
+        assembly = pbkern.jit(convolution).as_text(x, w, stage="asm")
+    loops = re.split(r"\bj\w+ .*\n", assembly)
+    products = [loop for loop in loops if loop.count("vfmadd231ps") >= 12]
+    assert products
+    assert not any(re.search(r"vmovaps %ymm\d+,0x[0-9a-f]+\(%rsp\)", loop) for loop in products)
 
 
 def test_programs_inside_are_not_masked():

@@ -29,6 +29,7 @@ CALL = "func.call"
 # LLVM's type of a tile register. LLVM forgets to configure some of the registers that an unrolled loop of tiles uses, which
 # processors refuse: such loops stay loops.
 TILE = "!llvm.x86_amx"
+# The attribute of a loop that LLVM leaves as it is.
 NOT_UNROLLED = "{llvm.loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}"
 # Appends an operation with these parts, of Operation's up to `arguments`, and one result; returns the result's name.
 Emit = Callable[..., str]
@@ -67,10 +68,12 @@ class Operation:
       result: the name of what it defines, if anything.
       count: of results that share the name; 0 for one result, which is printed without a number.
       location: the line of the user's program, as MLIR writes it, or nothing.
+      attributes: what is printed behind its regions, or nothing.
     """
 
     __slots__ = (
         "arguments",
+        "attributes",
         "count",
         "location",
         "name",
@@ -92,10 +95,11 @@ class Operation:
         *,
         result: str | None = None,
         count: int = 0,
+        attributes: str = "",
     ):
         self.name, self.operands, self.types, self.syntax = name, operands, types, syntax
         self.regions, self.result, self.count, self.arguments = regions, result, count, arguments
-        self.location = ""
+        self.location, self.attributes = "", attributes
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())
@@ -171,8 +175,7 @@ class Operation:
             yield f"}} {region.word} {{" if n else f"{self.head} {{"
             for op in region.operations:
                 yield from op.lines()
-        holds_tiles = self.name == "scf.for" and TILE in (self.syntax or "")
-        yield f"}} {NOT_UNROLLED}" if holds_tiles else "}"
+        yield f"}} {self.attributes}" if self.attributes else "}"
 
     def walk(self) -> Iterator[Operation]:
         """This operation and all that it holds, in the order of the text."""
@@ -186,7 +189,7 @@ class Operation:
         regions = tuple(Region(change(region.operations), region.word) for region in self.regions)
         return Operation(
             self.name, self.operands, self.types, self.syntax, regions, self.arguments,
-            result=self.result, count=self.count,
+            result=self.result, count=self.count, attributes=self.attributes,
         )  # fmt: skip
 
     def renamed(self, renaming: Callable[[Operation], Callable[[str], str]]) -> Operation:
@@ -211,7 +214,7 @@ class Operation:
         )
         return Operation(
             self.name, operands, self.types, self.syntax, regions, arguments,
-            result=result, count=self.count,
+            result=result, count=self.count, attributes=self.attributes,
         )  # fmt: skip
 
 

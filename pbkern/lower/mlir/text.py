@@ -15,7 +15,7 @@ from pbkern.core.budget import Budget
 from . import range_reports
 from .element_types import mlir_type
 from .math_table import SHARED, MathTable
-from .operation import OpenRegion, Operation, Region, for_syntax, walk
+from .operation import NOT_UNROLLED, TILE, OpenRegion, Operation, Region, for_syntax, walk
 from .ops import Builder, CallRare, KnownValues, Ssa
 from .range_reports import RangeReport
 
@@ -297,8 +297,13 @@ class Text:
         step: int,
         fill,
         carried: Sequence[Ssa] = (),
+        *,
+        unrolls: bool = True,
     ) -> list[Ssa]:
-        """scf.for; `fill(inner block, carried values) -> next values`. A loop of one trip leaves no loop behind."""
+        """scf.for; `fill(inner block, carried values) -> next values`. A loop of one trip leaves no loop behind.
+
+        `unrolls`: whether LLVM may unroll it.
+        """
         short = isinstance(high, int) and high - low < SHORT_TRIPS * step
         if isinstance(high, int) and high <= low:
             return list(carried)
@@ -339,6 +344,7 @@ class Text:
             result=name,
             count=len(carried),
             arguments=(iv, *(arg.name for arg in args)),
+            attributes="" if unrolls and TILE not in types else NOT_UNROLLED,
         )
         starts, _, _ = reports
         count = len(carries) - len(starts)

@@ -12,6 +12,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
 from pbkern.core.rules import RuleTable
 from pbkern.lower.nest.ir import Expr, Pool
+from pbkern.lower.values.affine_index_arrays import AffineArray, affine_array
 from pbkern.lower.values.values import (
     TEST_COST,
     ZERO,
@@ -348,6 +349,16 @@ def _gather(builder, eqn, ins):
     dn, sizes, out = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.outvars[0].aval
     shape, dtype = tuple(out.shape), np.dtype(out.dtype)
     fill, batched, dims = fill_value(eqn) if fills(eqn) else None, batch_dims(eqn), result_dims(eqn)
+    start = _affine_start(builder, eqn, ins)
+    if start is not None:
+        (axis,) = dn.start_index_map
+
+        def shifted(ix: Index) -> Index:
+            first = start.at((*(ix[dim] for dim in batched), ZERO))
+            places = [ix[dims[k]] if k in dims else ZERO for k in range(len(ins[0].shape))]
+            return tuple(at + first if k == axis else at for k, at in enumerate(places))
+
+        return view(eqn, ins[0], shifted)
     window = set(dims) - set(dn.operand_batching_dims)
     operand = _in_memory(builder, ins[0])
     # Of a whole window, the indices are scalars, which are cheaper computed before in vectors.
@@ -368,6 +379,17 @@ def _gather(builder, eqn, ins):
 
     operands = (operand, *[indices] * len(dn.start_index_map))
     return Lazy(shape, dtype, operands, route, combine, cost=RUN_COST if window else GATHER_COST)
+
+
+def _affine_start(builder, eqn, ins) -> AffineArray | None:
+    """The start of a window along one axis, if it is affine in the place of the window and all windows are inside."""
+    axes = eqn.params["dimension_numbers"].start_index_map
+    if len(axes) != 1:
+        return None
+    (axis,) = axes
+    array = affine_array(builder, ins[1])
+    most = ins[0].shape[axis] - eqn.params["slice_sizes"][axis]
+    return array.evaluated(builder) if array is not None and array.inside(most + 1) else None
 
 
 def _in_memory(builder, value: Value) -> Value:

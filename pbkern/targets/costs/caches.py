@@ -31,6 +31,9 @@ MANY_PAGES = 128
 # Zen 4, one thread, float32, 2048 x depth x 2048, ms with copies and without: depth 16 1.87 and 1.43, 32 2.98 and 2.63, 64 5.43
 # and 5.21, 124 10.1 and 9.8; 512 x 100 x 4096 4.20 and 4.36.
 FEW_CONFLICTING_ROWS = 64
+# Such rows where vectors are parts of a line, and a tile takes one line of each. Measured the same way with AVX2: 2048 x depth
+# x 2048, depth 16 1.68 and 1.71, 24 2.38 and 3.13, 32 3.17 and 4.04, 48 4.36 and 4.82; 64 x 32 x 4096 0.173 and 0.236.
+FEW_ROWS_OF_PARTS = 16
 
 
 def rows_alias(stride: int) -> bool:
@@ -50,10 +53,13 @@ class Caches(Protocol):
 
 
 class BothCaches(Caches, Protocol):
-    """The second cache as well."""
+    """The second cache as well, and vectors, in bits."""
 
     @property
     def l2_bytes(self) -> int: ...
+
+    @property
+    def vector_bits(self) -> int: ...
 
 
 def fit(rows: int, apart: int, caches: Caches) -> bool:
@@ -72,5 +78,7 @@ def are_apart(rows: int, step: int, span: int, caches: BothCaches) -> bool:
     cache; near ones are worth a copy only where all of them leave the second cache.
     """
     if step >= CONFLICT_BYTES:
-        return rows >= MANY_PAGES or (rows > FEW_CONFLICTING_ROWS and not fit(rows, step, caches))
+        is_line = caches.vector_bits >= 8 * LINE_BYTES
+        few = FEW_CONFLICTING_ROWS if is_line else FEW_ROWS_OF_PARTS
+        return rows >= MANY_PAGES or (rows > few and not fit(rows, step, caches))
     return span > caches.l2_bytes // 2

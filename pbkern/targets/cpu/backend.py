@@ -54,6 +54,7 @@ class CpuBackend:
             op_costs=machine.op_cycles,
             semantics=params.dimension_semantics,
             prefetch_steps=params.max_concurrent_steps - 1,
+            avx2=machine.avx2,
             avx512=machine.vector_bits >= 512 and machine.avx512,
             bf16_pairs=fast and machine.bf16_pairs,
             vnni=machine.vnni,

@@ -30,7 +30,7 @@ class LowerOptions(BuildOptions):
       approx_math: cheaper versions of functions (lower/math/functions.py).
       vectors: width and number of registers that hold vectors.
       prefetch_steps: how many programs ahead blocks of operands are prefetched; 0: none.
-      avx512: the machine has AVX-512F and DQ; bf16_pairs: AVX512-BF16; vnni: AVX512-VNNI;
+      avx2: the machine has AVX2; avx512: AVX-512F and DQ; bf16_pairs: AVX512-BF16; vnni: AVX512-VNNI;
         amx_bf16, amx_int8: tiles of AMX.
       asymmetric_minima: see CpuMachine.
       l1_bytes, l2_bytes: caches of a core. l1_ways: lines of one set of the first.
@@ -53,6 +53,7 @@ class LowerOptions(BuildOptions):
     approx_math: bool = False
     vectors: Vectors = WIDE_VECTORS
     prefetch_steps: int = 0
+    avx2: bool = False
     avx512: bool = False
     bf16_pairs: bool = False
     vnni: bool = False
@@ -64,6 +65,10 @@ class LowerOptions(BuildOptions):
     l2_bytes: int = 1 << 20
     stream_bytes: int = NEVER_BYTES
     stream_traffic: int = 0
+
+    @property
+    def vector_bits(self) -> int:
+        return self.vectors.bits
 
     @property
     def policy(self) -> CpuPolicy:

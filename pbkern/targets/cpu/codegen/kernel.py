@@ -29,7 +29,7 @@ from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.emit.nests import CpuNestEmitter
 from pbkern.targets.cpu.emit.sorts.radix_sort import emit_sort
 from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.math.table import AVX512, NEON, X86
+from pbkern.targets.cpu.math.table import AVX2, AVX512, NEON, X86
 from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule import register_promotion
 from pbkern.targets.cpu.schedule.schedule_text import schedule_text
@@ -60,7 +60,8 @@ class KernelLowering(ProgramText):
         assert isinstance(nests.options, LowerOptions)
         self.options = options = nests.options
         self.names = nests.prologue.context.names
-        functions = AVX512 if options.avx512 else X86 if options.asymmetric_minima else NEON
+        plain = X86 if options.asymmetric_minima else NEON
+        functions = AVX512 if options.avx512 else AVX2 if options.avx2 else plain
         limited = not (
             options.plain and self.kernel.defined_at
         )  # nothing runs a kernel written by hand but its own code

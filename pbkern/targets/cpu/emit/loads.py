@@ -16,7 +16,7 @@ from pbkern.lower.mlir.element_types import BITS, compute_el, mlir_type, storage
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
-from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Pool
+from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Op, Pool
 from pbkern.lower.values.dynamic_strides import Steps, steps_along
 from pbkern.targets.cpu.schedule.interleaved_access import is_strided
 from pbkern.targets.cpu.schedule.nest_schedule import prefetched_by
@@ -25,6 +25,9 @@ from pbkern.targets.cpu.schedule.register_transpose import is_transposed
 from .addressing import Addressing, NestWalk, Point, Tail, memref
 from .interleaved_loads import StridedAccesses
 from .promoted_loops import PromotedLoops
+
+# Bytes of the narrowest elements that an instruction gathers. Source: AVX2 and AVX-512.
+NARROWEST_GATHERED = 4
 
 
 class Loader:
@@ -437,6 +440,8 @@ class Loader:
             return self._gather_run(walk, block, expr, point, tail, lanes, accs)
         if lanes and accs is None and (steps := self._row_steps(walk, expr)) is not None:
             return self._gather_row(walk, block, expr, steps, point, tail, lanes)
+        if lanes and tail is None and self._has_places_in_memory(walk, expr):
+            return self._gather_narrow(walk, block, expr, point, lanes)
         return self._gather_each(walk, block, expr, point, tail, lanes, accs)
 
     def _gather_each(
@@ -490,8 +495,44 @@ class Loader:
         )
         return b.from_storage(Ssa(gathered, el, lanes), buf.dtype)
 
+    def _has_places_in_memory(self, walk: NestWalk, expr: Gather) -> bool:
+        """Whether elements without an instruction that gathers them lie at places that are read from memory."""
+
+        def is_read(arg: Expr) -> bool:
+            while isinstance(arg, Op) and arg.info.primitive == "convert_element_type":
+                (arg,) = arg.args
+            return isinstance(arg, Load) and not arg.guard
+
+        return (
+            expr.buf.dtype.itemsize < NARROWEST_GATHERED
+            and walk.sched.transpose is None
+            and walk.sched.along in expr.symbols
+            and all(map(is_read, expr.args))
+        )
+
+    def _gather_narrow(
+        self, walk: NestWalk, block: Block, expr: Gather, point: Point, lanes: int
+    ) -> Ssa:
+        """Element by element, with places that are loaded as scalars: LLVM would take them out of vectors of addresses."""
+        vector, put = walk.sched.along, self.text.put
+        lane, rest = f"{vector}'lane", {dim: at for dim, at in point.items() if dim != vector}
+        where, first = block.lookup(vector)
+        where.values[lane] = first
+        start = Affine.symbol(lane) + point.get(vector, 0)
+        el, elements = storage_el(expr.buf.dtype), []
+        for k in range(lanes):
+            one = cast(Gather, self.pool.rename(expr, {vector: start + k}))
+            place = self._scalar_place(walk, block, one, rest)
+            elements.append(
+                put(block, "memref.load", (expr.buf.root.name, place), memref(expr.buf))
+            )
+        gathered = put(block, "vector.from_elements", tuple(elements), mlir_type(el, lanes))
+        return self.text.builder(block, lanes).from_storage(
+            Ssa(gathered, el, lanes), expr.buf.dtype
+        )
+
     def _is_by_lanes(self, buf: Buf, index, index_el: str) -> bool:
-        """Whether loads of one element each are quicker than an instruction that gathers.
+        """Whether loads of one element each are quicker than an instruction that gathers, or what LLVM makes in its place.
 
         Elements that come from afar are quicker by the instruction, of whose loads more are under way.
         """
@@ -502,7 +543,8 @@ class Loader:
             if position is None
         )
         is_near = reach * size <= vectors.l1_bytes
-        return vectors.gathers_by_lanes and is_near and size in (4, 8) and index_el == "i32"
+        is_quicker = size < NARROWEST_GATHERED or (vectors.gathers_by_lanes and is_near)
+        return is_quicker and size <= 8 and index_el == "i32"
 
     def _lane_by_lane(self, block: Block, buf: Buf, places: Ssa, tail: Tail | None) -> Ssa:
         """Loads the elements at `places`, which are 32 bits wide, one by one; those behind the tail are zeros.

@@ -229,7 +229,7 @@ def _native(system: str) -> CpuDevice:
         level == "x86-64-v3"
     ):  # with AVX-512 it may have some, as Knights Landing: libraries use that of x86-64-v4 or none
         bits = min(machine.vector_bits, 256)
-        sets = instruction_sets((), bits, ANY_V3)
+        sets = instruction_sets(V3, bits, ANY_V3)
         machine = dataclasses.replace(machine, vector_bits=bits, **sets)
     return CpuDevice(
         NATIVE, system, _triple("x86_64", system), level, _host_name(level), needs, machine

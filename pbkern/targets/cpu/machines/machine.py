@@ -75,6 +75,7 @@ class CpuMachine(Machine):
       registers: vector registers. x86-64 has 16, with AVX-512 32 (Intel's manual volume 1, 15.1);
         NEON_REGISTERS.
       shift_cycles, crossing_accesses, gathers_by_lanes: see Vectors.
+      avx2: has AVX2, whose instructions targets/cpu/math/avx2.py asks for by name.
       avx512: has AVX-512F and AVX512-DQ, whose instructions targets/cpu/math/avx512.py asks for by
         name.
       bf16_pairs: multiplies pairs of bfloat16 (AVX512-BF16, with the shorter vectors of AVX512-VL)
@@ -93,6 +94,7 @@ class CpuMachine(Machine):
     shift_cycles: float = WIDE_VECTORS.shift_cycles
     crossing_accesses: float = WIDE_VECTORS.crossing_accesses
     gathers_by_lanes: bool = False
+    avx2: bool = False
     avx512: bool = False
     bf16_pairs: bool = False
     vnni: bool = False
@@ -199,6 +201,7 @@ def instruction_sets(flags: Collection[str], bits: int, kind: CoreKind) -> dict[
         "registers": NEON_REGISTERS if "asimd" in flags else 16 if bits < 512 else 32,
         "asymmetric_minima": "asimd" not in flags,
         "stores_past_caches": "asimd" not in flags,
+        "avx2": "avx2" in flags,
         "avx512": {"avx512f", "avx512dq"} <= flags,
         "bf16_pairs": kind.pair_share > 1 and {"avx512_bf16", "avx512vl"} <= flags,
         "vnni": {"avx512_vnni", "avx512vl"} <= flags,

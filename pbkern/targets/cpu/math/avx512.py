@@ -1,18 +1,16 @@
-"""Instructions of AVX-512 that MLIR has no operations for, on values that fill whole registers.
-
-Values of other lanes go through `in_registers`, so that what a function computes does not depend on
-how many lanes it was given: the last elements of a row have the same bits as the others.
-"""
+"""Instructions of AVX-512 that MLIR has no operations for, on values that fill whole registers (registers.in_registers)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from pbkern.lower.mlir.element_types import BITS, NUMPY_FLOAT
+from pbkern.lower.mlir.element_types import BITS
 from pbkern.lower.mlir.operation import places
 from pbkern.lower.mlir.ops import Builder, Ssa
+
+from .registers import table_values
 
 # Bits of a vector register. Source: AVX-512.
 REGISTER_BITS = 512
@@ -20,41 +18,6 @@ REGISTER_BITS = 512
 
 def register_lanes(el: str) -> int:
     return REGISTER_BITS // BITS[el]
-
-
-def in_registers(b: Builder, x: Ssa, function: Callable[[Builder, Ssa], Ssa]) -> Ssa:
-    """function(b, x), elementwise on floats, for any lanes of x: function gets whole registers; some lanes may be idle."""
-    lanes = register_lanes(x.el)
-    wide = b.with_lanes(lanes)
-    if x.lanes == lanes:
-        return function(wide, x)
-    if not x.lanes:
-        y = function(wide, b.broadcast(x, lanes))
-        return b.first_lane(y)
-    parts = [function(wide, _part(b, x, at, lanes)) for at in range(0, x.lanes, lanes)]
-    return _joined(b, parts, x.lanes)
-
-
-def _part(b: Builder, x: Ssa, at: int, count: int) -> Ssa:
-    """Lanes at .. at + count; those that x does not have repeat its last."""
-    return b.shuffle(x, x, [min(k, x.lanes - 1) for k in range(at, at + count)])
-
-
-def _joined(b: Builder, parts: Sequence[Ssa], lanes: int) -> Ssa:
-    """The parts one after the other, cut to `lanes`."""
-    while len(parts) > 1:
-        pairs = list(zip(parts[::2], parts[1::2]))
-        odd = (
-            [b.shuffle(parts[-1], parts[-1], range(2 * parts[-1].lanes))] if len(parts) % 2 else []
-        )
-        parts = [
-            b.shuffle(left, right, range(left.lanes + right.lanes)) for left, right in pairs
-        ] + odd
-    return parts[0] if parts[0].lanes == lanes else b.shuffle(parts[0], parts[0], range(lanes))
-
-
-# --- instructions
-# ---------------------------------------------------------------------------------------------------
 
 
 def _masked(b: Builder, instruction: str, *xs: Ssa, immediate: int | None = None) -> Ssa:
@@ -99,10 +62,7 @@ def mantissa(b: Builder, x: Ssa) -> Ssa:
 def lookup(b: Builder, table: np.ndarray | Sequence[float], x: Ssa) -> Ssa:
     """table[low bits of x]: a table of as many floats as a register has. x may be a float or an integer."""
     el = f"f{BITS[x.el]}"
-    words = ", ".join(
-        f"0x{entry.tobytes()[::-1].hex().upper()}" for entry in np.asarray(table, NUMPY_FLOAT[el])
-    )
-    values = b.const(f"dense<[{words}]>", x.typed(el))
+    values = table_values(b, table, x.typed(el), el)
     index = b.bitcast(x, f"i{BITS[x.el]}")
     name = f"llvm.x86.avx512.permvar.{'sd'[el == 'f64']}f.512"
     types = f"({x.typed(el)}, {index.type}) -> {x.typed(el)}"

@@ -1,4 +1,4 @@
-"""Functions in f32 by tables of one AVX-512 register each (lookup_tables.py).
+"""Functions in f32 by tables of one register each, of AVX-512 or AVX2 (lookup_tables.py).
 
 Printed by tests/lower/fit.py.
 
@@ -10,24 +10,34 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Pieces(NamedTuple):
-    """Pieces of a function of x >= 0: x + offset has the next bits above the lowest `shift`, in a float.
+    """Pieces of a function of x >= 0: scale x + offset has the next bits above the lowest `shift`, in a float.
 
-    Pieces of one length follow each other until x + offset reaches the next power of two, from
+    Pieces of one length follow each other until scale x + offset reaches the next power of two, from
     where on they are twice as long. From `last` on erf and tanh are 1, rounded, and erfc is 0.
-    Below `linear_below`, if that is given, the polynomial is that of f(x) - x: for slopes that are far from
-    any float.
+    `is_linear`: the first piece's polynomial is that of f(x) - x, for slopes that are far from any float.
     """
 
     offset: float
     shift: int
     last: float
-    linear_below: float | None = None
+    is_linear: bool = False
+    scale: float = 1.0
+
+    @property
+    def second(self) -> float:
+        """The beginning of the second piece, as scale x + offset."""
+        first = np.float32(self.offset).view(np.int32) >> self.shift
+        return float(np.int32((first + 1) << self.shift).view(np.float32))
 
 
+# Those of AVX2's registers end in `_of_8`.
 PIECES = {
-    "erf": Pieces(1.375, 20, 4.0, 0.125),
+    "erf": Pieces(1.375, 20, 4.0, is_linear=True),
+    "erf_of_8": Pieces(1.25, 21, 3.99, is_linear=True, scale=0.9375),
     "tanh": Pieces(0.625, 21, 9.25),
     "erfcx": Pieces(0.75, 21, 10.1),
 }
@@ -165,6 +175,80 @@ TABLES: dict[str, tuple[tuple[float, ...], ...]] = {
             0.0638758096,
             0.0266085277,
             -0.0106504275,
+        ),
+    ),
+    # 25.4 bits
+    "erf_of_8": (
+        (1.06651628, 1.59983897, 2.13373947, 2.66623378, 3.46214318, 0, 0.400052935, 0.666603565),
+        (
+            0.868517578,
+            0.976334333,
+            0.997451842,
+            0.99983716,
+            0.999999023,
+            0,
+            0.428443253,
+            0.654175758,
+        ),
+        (
+            0.361796449,
+            0.0872737885,
+            0.0118898829,
+            0.000922897803,
+            7.19529988e-06,
+            0.128379171,
+            0.961500576,
+            0.723555473,
+        ),
+        (
+            -0.385862319,
+            -0.139624449,
+            -0.0253698948,
+            -0.00246058943,
+            -2.46212315e-05,
+            -1.16309187e-06,
+            -0.384651101,
+            -0.482324663,
+        ),
+        (
+            0.15370057,
+            0.119852175,
+            0.0321331574,
+            0.00406309913,
+            4.87447597e-05,
+            -0.376075138,
+            -0.217912208,
+            -0.0268432376,
+        ),
+        (
+            0.0466886013,
+            -0.0493039764,
+            -0.0258276024,
+            -0.00460043141,
+            -8.00306914e-05,
+            -0.000827532196,
+            0.171798617,
+            0.16972132,
+        ),
+        (
+            -0.064510309,
+            -0.00512634469,
+            0.0121755177,
+            0.00377000501,
+            0.000137981295,
+            0.118901049,
+            0.0377862548,
+            -0.0367130487,
+        ),
+        (
+            0.0100112609,
+            0.0153567645,
+            -0.00171730514,
+            -0.00204907283,
+            -0.000120355318,
+            -0.020638747,
+            -0.0503690843,
+            -0.0369232465,
         ),
     ),
     # 24.4 bits

@@ -1,4 +1,4 @@
-"""The CPU's MathTable: which functions have a version for AVX-512."""
+"""The CPU's MathTable: which functions have a version for AVX-512, which one for AVX2."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pbkern.lower.math.erf import erfc_by_parts
 from pbkern.lower.mlir.math_table import SharedMath
 from pbkern.lower.mlir.ops import Builder, Ssa
 
-from .avx512 import in_registers
+from . import avx2, avx512
 from .exponentials import exp2_by_table, exp_by_table
 from .lookup_tables import by_pieces, log1p_by_table, log_by_table, odd_by_pieces
+from .registers import in_registers
 
 Function = Callable[[Builder, Ssa], Ssa]
 
 
-def _whole(f: Function) -> Function:
+def _whole(f: Function, register_bits: int = avx512.REGISTER_BITS) -> Function:
     """f on whole registers, whatever the lanes of what it is given."""
-    return lambda b, x: in_registers(b, x, f)
+    return lambda b, x: in_registers(b, x, f, register_bits)
 
 
 OF_F32: dict[str, Function] = {
@@ -33,6 +34,11 @@ OF_F32: dict[str, Function] = {
 }
 OF_F64 = {name: OF_F32[name] for name in ("exp", "exp2")}
 
+# With eight pieces tanh would need polynomials of degree 8: it stays a quotient.
+OF_AVX2: dict[str, Function] = {
+    "erf": _whole(partial(odd_by_pieces, name="erf_of_8"), avx2.AVX2_BITS)
+}
+
 
 class Avx512Math:
     """For machines that have AVX-512F and DQ."""
@@ -46,6 +52,17 @@ class Avx512Math:
         return {"f32": OF_F32, "f64": OF_F64}[el].get(function)
 
 
+class Avx2Math:
+    """For other machines that have AVX2."""
+
+    divides_scalars = True
+    asymmetric_minima = True
+    predicts_branches = True
+
+    def lookup(self, function: str, el: str) -> Function | None:
+        return OF_AVX2.get(function) if el == "f32" else None
+
+
 class PlainMath(SharedMath):
     """For other machines."""
 
@@ -57,5 +74,6 @@ class PlainMath(SharedMath):
 
 
 AVX512 = Avx512Math()
+AVX2 = Avx2Math()
 X86 = PlainMath(asymmetric_minima=True)
 NEON = PlainMath(asymmetric_minima=False)

@@ -37,7 +37,7 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.passes.strips.strip_mining import even_part
 from pbkern.targets.costs.caches import are_apart
-from pbkern.targets.cpu.machines.machine import ROWS_AT_ONCE
+from pbkern.targets.cpu.machines.machine import FAR_BYTES, ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.nest_schedule import final_schedule, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.schedule.register_tiles import choose, contraction_tile
@@ -392,6 +392,8 @@ def _panels(
         and nest.dims[outer_dim] > 1
     ]
     counters = {outer_dim: context.names("%i") for outer_dim in outer}
+    if _fits_once(nest, streamed, vector, context, limits):
+        width = nest.dims[vector]
     full, rest = divmod(nest.dims[vector], width)
     panels = _Panels(nest, streamed, vector, counters, context, limits, shift)
     size = 1 if panels.filled_by else _group_size(streamed, vector, full, limits.most_panels)
@@ -412,6 +414,21 @@ def _panels(
     for dim in reversed(outer):
         stmts = [For(counters[dim], nest.dims[dim], tuple(stmts))]
     return stmts
+
+
+def _fits_once(nest: Nest, streamed: Expr, vector: str, context, limits: PackLimits) -> bool:
+    """Whether one panel holds all columns, in the second cache, so that far rows of the other operand are read once.
+
+    Measured on Zen 4 with AVX2, 9000 x 300 by 300 x 64, which is transposed: 5.6 ms with two or three panels, 4.6 with one.
+    """
+    (other,) = (arg for arg in nest.reductions[0].args if arg is not streamed)
+    depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
+    size = depth * nest.dims[vector] * streamed.dtype.itemsize
+    return (
+        isinstance(other, Load)
+        and other.buf.size * other.buf.dtype.itemsize >= FAR_BYTES
+        and size <= context.options.l2_bytes // limits.panel_share
+    )
 
 
 def _group_size(streamed: Expr, vector: str, full: int, most: int) -> int:
