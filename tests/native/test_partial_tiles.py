@@ -10,7 +10,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Store
 from pbkern.targets.costs.caches import fit
 from pbkern.targets.cpu.machines.machine import Vectors
-from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
+from pbkern.targets.cpu.schedule.register_tiles.choice import contraction_tile
 from pbkern.targets.cpu.schedule.sliding_windows import chunks
 from tests.arrays import array
 

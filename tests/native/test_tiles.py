@@ -9,7 +9,7 @@ from jax import lax
 import pbkern
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Store
-from pbkern.targets.cpu.schedule.register_tiles import choose
+from pbkern.targets.cpu.schedule.register_tiles.choice import choose
 
 F32 = np.dtype(np.float32)
 LAYOUTS = {"NHWC": ("NHWC", "HWIO", "NHWC"), "NCHW": ("NCHW", "OIHW", "NCHW")}

@@ -25,7 +25,7 @@ from pbkern.targets.cpu.schedule.nest_schedule import (
     final_schedule,
     overwritten_by,
 )
-from pbkern.targets.cpu.schedule.register_tiles import smallest_tile
+from pbkern.targets.cpu.schedule.register_tiles.choice import smallest_tile
 from pbkern.targets.cpu.schedule.sliding_windows import (
     Chunk,
     Visits,

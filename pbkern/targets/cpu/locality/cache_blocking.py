@@ -35,7 +35,7 @@ from pbkern.lower.passes.strips.strip_mining import (
 from pbkern.targets.cpu.machines.machine import ROWS_AT_ONCE, Vectors
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far, is_matrix_product
-from pbkern.targets.cpu.schedule.register_tiles import choose
+from pbkern.targets.cpu.schedule.register_tiles.choice import choose
 
 from .row_fusion import fuse_over_rows
 

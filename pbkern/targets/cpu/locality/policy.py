@@ -13,7 +13,7 @@ from pbkern.targets.cpu.machines.machine import WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.schedule import register_promotion
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, schedule_so_far, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far
-from pbkern.targets.cpu.schedule.register_tiles import choose
+from pbkern.targets.cpu.schedule.register_tiles.choice import choose
 from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 

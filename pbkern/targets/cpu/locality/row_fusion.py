@@ -25,11 +25,9 @@ from pbkern.lower.passes.strips.strip_mining import (
     runs,
 )
 from pbkern.targets.cpu.machines.machine import Vectors
-from pbkern.targets.cpu.schedule.register_tiles import (
-    LONGEST_CHAIN_OF_FEW_PRODUCTS,
-    choose,
-    column_vectors,
-)
+from pbkern.targets.cpu.schedule.register_tiles.along_results import column_vectors
+from pbkern.targets.cpu.schedule.register_tiles.choice import choose
+from pbkern.targets.cpu.schedule.register_tiles.prices import LONGEST_CHAIN_OF_FEW_PRODUCTS
 
 # Rows of one loop: the additions to one accumulator in a row. Several loops join their sums.
 LONGEST = LONGEST_CHAIN_OF_FEW_PRODUCTS

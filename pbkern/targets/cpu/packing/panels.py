@@ -40,7 +40,7 @@ from pbkern.targets.costs.caches import are_apart
 from pbkern.targets.cpu.machines.machine import FAR_BYTES, ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.nest_schedule import final_schedule, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far, rows_ahead
-from pbkern.targets.cpu.schedule.register_tiles import choose, contraction_tile
+from pbkern.targets.cpu.schedule.register_tiles.choice import choose, contraction_tile
 
 from .depth_runs import in_depth_runs, is_deep, longest_run
 from .few_columns import few_columns, few_rows

@@ -19,12 +19,8 @@ from typing import cast
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Load, Nest, Stmt
 from pbkern.targets.costs.caches import TRANSPOSE_CYCLES
-from pbkern.targets.cpu.schedule.register_tiles import (
-    choose,
-    contraction_tile,
-    is_product,
-    product_cycles,
-)
+from pbkern.targets.cpu.schedule.register_tiles.choice import choose, contraction_tile
+from pbkern.targets.cpu.schedule.register_tiles.prices import is_product, product_cycles
 
 from .depth_runs import longest_run, product_along, summed_in_scratch
 from .limits import PackLimits

@@ -1,4 +1,4 @@
-"""Every nest gets its schedule: those that packing has decided stay, the others are chosen by register_tiles.py.
+"""Every nest gets its schedule: those that packing has decided stay, the others are chosen by register_tiles.
 
 nest [d0<100, d1<64]  ...   ->   nest [d0<100, d1<64] schedule(lanes=8, vector='d1', unroll=4, order=('d0',))  ...
 """
@@ -14,7 +14,7 @@ from pbkern.lower.nest.ir import Nest, Stmt, with_nests
 
 from .nest_schedule import schedule_so_far, scheduled
 from .prefetch import prefetch_rows
-from .register_tiles import choose
+from .register_tiles.choice import choose
 
 
 @dataclass(frozen=True)

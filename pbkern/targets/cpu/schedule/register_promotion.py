@@ -19,7 +19,8 @@ from pbkern.lower.nest.ir import Buf, For, Load, Nest, Store
 from pbkern.targets.cpu.machines.machine import Vectors
 
 from .nest_schedule import NestSchedule, final_schedule
-from .register_tiles import MAX_TILE_NODES, column_vectors
+from .register_tiles.along_results import column_vectors
+from .register_tiles.choice import MAX_TILE_NODES
 
 # Registers that the arithmetic of a round needs beside what is kept. Source: not recorded.
 WORKING_REGISTERS = 6

@@ -15,7 +15,7 @@ from pbkern.targets.cpu.emit.expressions import ExpressionValues
 from pbkern.targets.cpu.emit.interleave_chains import interleave_points
 from pbkern.targets.cpu.emit.promoted_loops import PromotedLoops
 from pbkern.targets.cpu.emit.stores import Stores
-from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS
+from pbkern.targets.cpu.schedule.register_tiles.prices import LONGEST_CHAIN_OF_FEW_PRODUCTS
 from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
 from .cumulative import Cumulative

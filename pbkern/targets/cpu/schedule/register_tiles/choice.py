@@ -1,0 +1,124 @@
+"""Nest -> its schedule: the vector dimension, then the tile that suits it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from pbkern.lower.nest.ir import Nest
+from pbkern.targets.cpu.machines.machine import WIDE_VECTORS, Vectors
+from pbkern.targets.cpu.schedule.interleaved_access import joint_stores
+from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, overwritten_by
+from pbkern.targets.cpu.schedule.register_transpose import transposed_dim
+from pbkern.targets.cpu.schedule.vector_dimension import register_bits, score
+
+from .along_reductions import batched, reduction_tile
+from .along_results import result_tile
+from .elementwise import elementwise_tile, is_serial
+from .prices import is_product, product_cycles
+from .steps import in_squares, untiled
+
+# Nodes of straight-line code per loop body: beyond this, compile time and instruction cache lose
+# more than jamming gains.
+MAX_POINT_NODES = 420
+# An epilogue runs once per register tile: a narrower tile would cost the whole reduction more.
+MAX_TILE_NODES = 1200
+# Nodes of straight-line code per loop body of such chains.
+MAX_SERIAL_NODES = 900
+# Lanes of the shortest vectors that instructions for products of words take.
+FEWEST_WORDS = 4
+
+
+def smallest_tile(nest: Nest, sched: NestSchedule) -> NestSchedule:
+    """The schedule with one vector per step; the same where its tile is of that size, or where others rely on it."""
+    if (
+        overwritten_by(nest)
+        or sched.fixed
+        or sched.transpose
+        or sched.batched_rows
+        or sched.tile == 1
+    ):
+        return sched
+    return replace(sched, unroll=1, jam={}, cut_as=sched.tile)
+
+
+def choose(nest: Nest, vectors: Vectors = WIDE_VECTORS, reassociate: bool = True) -> NestSchedule:
+    """The schedule of one nest.
+
+    Without `reassociate`, sums of floats are added up in the order of their elements.
+    """
+    live = [dim for dim, size in nest.dims.items() if size > 1]
+    scores = {dim: score(nest, dim, reassociate) for dim in live}
+    best = max(live, key=lambda dim: (scores[dim], list(nest.dims).index(dim)), default=None)
+    if best is None or scores[best] <= 0 or nest.dims[best] < 2:
+        return NestSchedule(order=tuple(nest.dims))
+    schedule = along(nest, best, vectors)
+    if not is_product(nest) or best not in nest.rdims:
+        return schedule
+    # Both operands may be contiguous along a short reduced dimension: few lanes, which are then
+    # added to one another.
+    alternatives = [
+        along(nest, dim, vectors) for dim in live if scores[dim] > 0 and dim not in nest.rdims
+    ]
+    return min([schedule, *alternatives], key=lambda sched: product_cycles(nest, sched))
+
+
+def along(nest: Nest, vector: str, vectors: Vectors) -> NestSchedule:
+    """The schedule with vectors along one dimension."""
+    full = max(vectors.bits // register_bits(nest, vector), 2)
+    lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
+    sched = untiled(nest, vector, lanes, vectors)
+    transposed = transposed_dim(nest, vector) if nest.rdims else None
+    if transposed is not None:
+        sched = in_squares(sched, *transposed)
+    elif nest.reductions and vector in nest.rdims:
+        sched = batched(nest, reduction_tile(nest, sched), full)
+    elif nest.reductions and nest.rdims:
+        sched = result_tile(nest, sched, vectors, math.prod(nest.dims.values()))
+    else:
+        sched = elementwise_tile(nest, sched)
+    return _capped(nest, sched)
+
+
+def contraction_tile(
+    nest: Nest, vector: str, vectors: Vectors, fills: bool = False, whole: Nest | None = None
+) -> tuple[int, NestSchedule]:
+    """(columns per register tile, fixed schedule) of a contraction with vectors along `vector`.
+
+    Args:
+      nest: the contraction, or the part of it that one panel has.
+      vector: a dimension of its results.
+      vectors: registers of the machine.
+      fills: whether the first tile of rows reads the operand along the vectors where it is, which is far, and packs it.
+      whole: the contraction of which the nest is a part.
+    """
+    full = max(vectors.bits // register_bits(nest), 2)
+    fewest = FEWEST_WORDS if any(reduction.by is not None for reduction in nest.reductions) else 1
+    lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
+    sched = untiled(nest, vector, lanes, vectors)
+    products = math.prod((whole or nest).dims.values())
+    sched = _capped(nest, result_tile(nest, sched, vectors, products, fills))
+    return sched.lanes * sched.unroll, replace(sched, fixed=True)
+
+
+def _capped(nest: Nest, sched: NestSchedule) -> NestSchedule:
+    """A smaller tile where the code of a step would be too long."""
+    if sched.transpose is not None or joint_stores(nest, sched.along)[1]:
+        return sched
+    nodes = max(len(nest.nodes()), 1)
+    limit = (
+        MAX_TILE_NODES
+        if any(reduction.is_product for reduction in nest.reductions)
+        else MAX_SERIAL_NODES
+        if is_serial(nest)
+        else MAX_POINT_NODES
+    )
+    while math.prod(sched.jam.values()) * sched.unroll * nodes > limit:
+        if sched.unroll > 1:
+            sched = replace(sched, unroll=sched.unroll // 2)
+        elif any(count > 1 for count in sched.jam.values()):
+            jam = {dim: max(count // 2, 1) for dim, count in sched.jam.items()}
+            sched = replace(sched, jam=jam)
+        else:
+            break
+    return sched
