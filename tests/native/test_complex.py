@@ -443,3 +443,68 @@ def test_largest_and_smallest_in_windows_and_reductions_of_any_start(rng):
             warnings.simplefilter("error")
             result = pbkern.jit(f)(x)
         np.testing.assert_array_equal(result, jax.jit(f)(x))
+
+
+# ---- conversions to real types, which gradients of conversions from them contain
+
+
+def turned(angles, weights):
+    """Sum of |z|^2 weighted, of states that rotations by real angles make; the matrices are converted to complex numbers."""
+    c, s = jnp.cos(angles), jnp.sin(angles)
+    matrices = jnp.array([[c, -s], [s, c]]).astype(
+        "complex64" if c.dtype.itemsize < 8 else "complex128"
+    )
+    states = (
+        jnp.einsum("ijn,j->ni", matrices, jnp.array([1, 0.5j], matrices.dtype))
+        * jnp.exp(0.5j * angles)[:, None]
+    )
+    return (jnp.abs(states) ** 2 * weights).sum().astype(angles.dtype) + (
+        states * states
+    ).imag.sum().astype(angles.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_conversions_are_fused(dtype):
+    angles = np.random.default_rng(3).standard_normal(37)
+    weights = np.random.default_rng(4).standard_normal((37, 2))
+    gradient = pbkern.jit(jax.grad(turned))
+    operands = jnp.asarray(angles, dtype), jnp.asarray(weights, dtype)
+    assert_fused(gradient, operands)
+    with jax.enable_x64(True):
+        exact = tuple(np.asarray(x, np.float64) for x in operands)
+        want = np.asarray(jax.jit(jax.grad(turned))(*exact))
+    error = 1e-5 if dtype == "float32" else 2e-2
+    np.testing.assert_allclose(
+        np.asarray(gradient(*operands), np.float64),
+        want,
+        rtol=error,
+        atol=error * np.abs(want).max(),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "uint8", "bool"])
+def test_a_conversion_to_a_real_type_takes_the_real_part(dtype):
+    x = np.array([[3 + 2j, 0 + 5j, 7.75 - 1j], [1, 0, 250.5 + 1j]], np.complex64)
+
+    def convert(z):
+        return lax.convert_element_type_p.bind(
+            z * 1, new_dtype=np.dtype(dtype), weak_type=False, sharding=None
+        )
+
+    compiled = pbkern.jit(convert)
+    assert_fused(compiled, (x,))
+    np.testing.assert_array_equal(compiled(x), x.real.astype(dtype))
+
+
+def test_loops_with_gradients_of_conversions_stay_native():
+    def energy(angle):
+        def step(state, _):
+            return state * jnp.exp(1j * angle.astype("complex64")), None
+
+        return jnp.abs(lax.scan(step, jnp.ones(5, "complex64"), None, length=6)[0].sum() + 1) ** 2
+
+    gradient = pbkern.jit(jax.grad(energy))
+    angle = jnp.float32(0.3)
+    assert_fused(gradient, (angle,))
+    # |5 exp(6 i a) + 1|^2 = 26 + 10 cos(6 a)
+    np.testing.assert_allclose(gradient(angle), -60 * np.sin(1.8), rtol=1e-5)

@@ -150,6 +150,8 @@ def _matched(first: Nest, second: Nest, most_permuted: int) -> list[tuple[str, s
     mine, theirs = (
         {dim: size for dim, size in nest.dims.items() if size > 1} for nest in (first, second)
     )
+    if sorted(mine.values()) != sorted(theirs.values()):
+        return None
     if list(mine.values()) == list(theirs.values()) and len(set(mine.values())) == len(mine):
         return list(zip(mine, theirs))
     fixed = any(sum(nest.dims[rdim] > 1 for rdim in nest.rdims) > 1 for nest in (first, second))
@@ -184,10 +186,16 @@ def _shared(first: Nest, second: Nest, pairs: list[tuple[str, str]]) -> int:
             ),
         )
 
-    mine = {place(load.buf, load.index, units) for load in first.loads()} | {
-        place(store.buf, store.index, units) for store in first.stores
+    theirs = {load.buf for load in second.loads()}
+    mine = {
+        place(access.buf, access.index, units)
+        for access in (*first.loads(), *first.stores)
+        if access.buf in theirs
     }
-    return len(mine & {place(load.buf, load.index, renamed) for load in second.loads()})
+    both = {buf for buf, *_ in mine}
+    return len(
+        mine & {place(load.buf, load.index, renamed) for load in second.loads() if load.buf in both}
+    )
 
 
 def _renamed(nest: Nest, places: Mapping[str, Affine], pool: Pool) -> Nest:

@@ -55,10 +55,7 @@ def constant(x):
 
 def has_rule(eqn) -> bool:
     """Whether an equation on complex numbers has a rule."""
-    name = eqn.primitive.name
-    if name == "convert_element_type":  # to real types; lax.real comes first
-        return is_complex(eqn.outvars[0].aval)
-    return name in RULES or name == CONTRACTION
+    return eqn.primitive.name in RULES or eqn.primitive.name == CONTRACTION
 
 
 def results_of(eqn, operands: Sequence, terms_per_row: float = TERMS_PER_ROW) -> list:
@@ -182,9 +179,12 @@ def _complex(eqn, re, im):
 
 @rule("convert_element_type")
 def _convert(eqn, x):
-    """From a real type (imaginary part zero) or another complex type."""
-    to = part_type(eqn.params["new_dtype"])
+    """To a complex type, without an imaginary part from a real one; to a real type, the real part."""
+    new = eqn.params["new_dtype"]
     x = _number(x)
+    if not jax.dtypes.issubdtype(new, np.complexfloating):
+        return lax.convert_element_type(x.parts[0], new)
+    to = part_type(new)
     return Complex(
         *(None if part is None else lax.convert_element_type(part, to) for part in (x.re, x.im))
     )

@@ -129,8 +129,21 @@ class Nest:
     def _nodes(self) -> tuple[Expr, ...]:  # passes ask for it many times
         return tuple(nodes(self.expressions()))
 
-    def loads(self) -> list[Load | Gather]:
-        return [node for node in self.nodes() if isinstance(node, Load | Gather)]
+    def loads(self) -> tuple[Load | Gather, ...]:
+        """Every distinct load."""
+        return self._loads
+
+    @functools.cached_property
+    def _loads(self) -> tuple[Load | Gather, ...]:  # passes ask for it many times
+        return tuple(node for node in self.nodes() if isinstance(node, Load | Gather))
+
+    def roots_read(self) -> frozenset[Buf]:
+        """The whole buffers that loads read from."""
+        return self._roots_read
+
+    @functools.cached_property
+    def _roots_read(self) -> frozenset[Buf]:  # schedules ask for each store
+        return frozenset(load.buf.root for load in self.loads())
 
     def mapped(self, change: Callable[[Expr], Expr]) -> Nest:
         """The nest with what it reduces, stores and masks changed."""

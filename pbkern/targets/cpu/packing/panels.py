@@ -442,7 +442,7 @@ def _group_size(streamed: Expr, vector: str, full: int, most: int) -> int:
     return even_part(min(most, full), full)
 
 
-def _loads(expr: Expr) -> list[Load | Gather]:
+def _loads(expr: Expr) -> tuple[Load | Gather, ...]:
     return Nest({}, reductions=(Reduction("dot", (expr,), expr.dtype),)).loads()
 
 

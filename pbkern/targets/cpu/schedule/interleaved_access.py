@@ -95,13 +95,13 @@ def runs_of_stores(
 
 def _can_be_joint(nest: Nest, store: Store, vector: str | None) -> bool:
     """Whether the store may wait for others: nothing else touches the buffer."""
-    alone = all(load.buf.root is not store.buf.root for load in nest.loads())
-    alone = alone and vector is not None and flat_coefficient(store.buf, store.index, vector) > 0
     return (
-        alone
+        vector is not None
         and not store.guard
         and store.mask is None
         and is_strided(store.buf, store.index, vector)
+        and flat_coefficient(store.buf, store.index, vector) > 0
+        and store.buf.root not in nest.roots_read()
     )
 
 
