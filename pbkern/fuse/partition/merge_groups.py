@@ -15,6 +15,7 @@ from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes
 from pbkern.fuse.cost.model import Cost
 from pbkern.fuse.graph import Node
+from pbkern.fuse.tiling.one_program import grows
 
 from .join_softmax_chains import ScoresLimit, are_scores
 from .partitioner import Partitioner
@@ -68,7 +69,9 @@ def merge(
     ]
     num_products = sum(map(parts.is_heavy_product, eqns))
     accept = parts.fits_chain if num_products > 1 else None
-    schedule, why = parts.attempt(eqns, outputs, None, node.eqns[-1], accept)
+    # A long group of one program grows; blocks of others are searched anew.
+    current = consumer.own_schedule if grows(eqns, consumer.own_schedule) else None
+    schedule, why = parts.attempt(eqns, outputs, current, node.eqns[-1], accept)
     apart = node.seconds + consumer.seconds
     slack = parts.limits.tie
     if schedule is not None:
