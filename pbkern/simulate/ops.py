@@ -153,6 +153,7 @@ def _sum_to_odd(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _fma64(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    x, y, z = np.broadcast_arrays(x, y, z)
     p = x * y
     split = lambda v: (h := v * 134217729.0, h - (h - v))[1]
     (xh, yh) = split(x), split(y)

@@ -84,3 +84,12 @@ def test_special_values(dtype):
     np.testing.assert_array_equal(got.astype("f4"), want.astype("f4"))
     is_number = ~np.isnan(want)
     np.testing.assert_array_equal(np.signbit(got)[is_number], np.signbit(want)[is_number])
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype, *_ in FORMATS])
+def test_operands_that_repeat(dtype):
+    x, y, z = (
+        np.arange(1, n + 1).reshape(shape) for n, shape in ((4, (4, 1)), (8, (4, 2)), (1, ()))
+    )
+    got = ops.fma(np.dtype(dtype))(x.astype(dtype), y.astype(dtype), z.astype(dtype)[()])
+    np.testing.assert_array_equal(got.astype("f4"), x * y + z)
