@@ -439,5 +439,6 @@ def test_windows_at_even_distances(size, mode, step, count):
     for first in (within, -3, 3100 - size - 1 if step > 0 else 3):
         got = pbkern.jit(lambda x, first=first: windows(x, first) * 1.0)(x)
         np.testing.assert_array_equal(np.asarray(got), expected(first))
-    nests = pbkern.jit(lambda x: windows(x, within) * 1.0).as_text(x, stage="nests")
-    assert "gather" not in nests
+    if count < 1000:  # of a ragged last block, starts may be outside
+        nests = pbkern.jit(lambda x: windows(x, within) * 1.0).as_text(x, stage="nests")
+        assert "gather" not in nests
