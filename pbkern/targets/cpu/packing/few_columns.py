@@ -79,16 +79,23 @@ def few_columns(
         product, copies = _transposed_columns(nest, streamed, batch, k_dim, vector, context)
     elif _row_in_place(streamed, k_dim) is None:
         return None
-    many_registers = vectors.registers > 16
-    most_rows = limits.side_by_side_rows if many_registers else limits.side_by_side_rows_of_16
+    if vector is None:
+        is_streamed = large.buf.size * large.buf.dtype.itemsize >= limits.one_column_stream_bytes
+        most_rows, unroll = (8, 1) if is_streamed else (4, 2)
+    else:
+        many_registers = vectors.registers > 16
+        most_rows = limits.side_by_side_rows if many_registers else limits.side_by_side_rows_of_16
+        unroll = 1
     jam = {rows[0]: min(nest.dims[rows[0]], most_rows)}
     if vector is not None:
         jam = {vector: -(-columns // -(-columns // limits.side_by_side_columns)), **jam}
     along = (rows[0],) if vector is None else (rows[0], vector)
     order = (*(dim for dim in nest.dims if dim not in (k_dim, *along)), *along)
-    schedule = NestSchedule(lanes=lanes, vector=k_dim, jam=jam, order=order, fixed=True)
+    schedule = NestSchedule(
+        lanes=lanes, vector=k_dim, jam=jam, order=order, unroll=unroll, fixed=True
+    )
     prefetched = {}
-    if is_far(large.buf):
+    if is_far(large.buf) and (vector is not None or is_streamed):
         prefetched = {
             large.buf.root: jam[rows[0]] * abs(flat_coefficient(large.buf, large.index, rows[0]))
         }

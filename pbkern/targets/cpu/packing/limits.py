@@ -92,6 +92,13 @@ class PackLimits:
         "0.100; 3000 x 3000 x 8 2.64, 3.25, 2.41",
     )
     side_by_side_columns: int = threshold(4, "columns of such a tile")
+    one_column_stream_bytes: int = threshold(
+        8 << 20,
+        "bytes from which on the operand of a product of one column comes from memory: then a vector of each of eight rows in "
+        "a step and prefetches, else two of each of four. Measured on one core of Zen 4, us of the latter and the former: "
+        "float32 1000 x 1024 56 and 73, with AVX2 57 and 92, float64 114 and 143; 2000 x 3000 526 and 517, with AVX2 1026 "
+        "and 474",
+    )
     # Copies of operands that are broadcast (operand_copies.py)
     short_row_bytes: int = threshold(
         256,
