@@ -8,9 +8,10 @@ copied, transposed where it must be.
 from __future__ import annotations
 
 from pbkern.core.affine import Affine
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Gather, Load, Nest, Stmt, Store, nodes
-from pbkern.targets.cpu.machines.machine import ROW_PADDING
+from pbkern.targets.cpu.machines.machine import ROW_PADDING, Vectors
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
@@ -33,8 +34,7 @@ def few_rows(
         if size > 1 and dim in stationary.symbols and dim not in streamed.symbols
     ]
     words = words_in_place(nest, streamed, stationary, context)
-    # Panels are made for at least four rows.
-    has_panels = nest.reuse(streamed) >= 4
+    has_panels = nest.reuse(streamed) >= limits.fewest_panel_rows
     deep = limits.deep_row_vectors if has_panels else limits.depth_vectors
     lanes = context.options.vectors.bits // register_bits(words.nest)
     if len(rows) > 1 or max(words.nest.dims[rdim] for rdim in words.nest.rdims) < deep * lanes:
@@ -79,27 +79,49 @@ def few_columns(
         product, copies = _transposed_columns(nest, streamed, batch, k_dim, vector, context)
     elif _row_in_place(streamed, k_dim) is None:
         return None
-    if vector is None:
-        is_streamed = large.buf.size * large.buf.dtype.itemsize >= limits.one_column_stream_bytes
-        most_rows, unroll = (8, 1) if is_streamed else (4, 2)
-    else:
-        many_registers = vectors.registers > 16
-        most_rows = limits.side_by_side_rows if many_registers else limits.side_by_side_rows_of_16
-        unroll = 1
-    jam = {rows[0]: min(nest.dims[rows[0]], most_rows)}
+    tile = (
+        _column_tile(large, limits) if vector is None else _columns_tile(columns, vectors, limits)
+    )
+    jam = {rows[0]: min(nest.dims[rows[0]], tile.rows)}
     if vector is not None:
-        jam = {vector: -(-columns // -(-columns // limits.side_by_side_columns)), **jam}
+        jam = {vector: tile.columns, **jam}
     along = (rows[0],) if vector is None else (rows[0], vector)
     order = (*(dim for dim in nest.dims if dim not in (k_dim, *along)), *along)
     schedule = NestSchedule(
-        lanes=lanes, vector=k_dim, jam=jam, order=order, unroll=unroll, fixed=True
+        lanes=lanes, vector=k_dim, jam=jam, order=order, unroll=tile.vectors, fixed=True
     )
     prefetched = {}
-    if is_far(large.buf) and (vector is not None or is_streamed):
+    if is_far(large.buf) and tile.prefetches:
         prefetched = {
             large.buf.root: jam[rows[0]] * abs(flat_coefficient(large.buf, large.index, rows[0]))
         }
     return [*copies, scheduled(product, schedule=schedule, prefetched=prefetched)]
+
+
+@dataclass(frozen=True)
+class _DepthTile:
+    """A register tile with vectors along the reduction: rows of the large operand, columns, vectors of each in a step."""
+
+    rows: int
+    columns: int = 1
+    vectors: int = 1
+    prefetches: bool = True
+
+
+def _columns_tile(columns: int, vectors: Vectors, limits: PackLimits) -> _DepthTile:
+    """The tile of several columns, which are divided evenly."""
+    most = limits.side_by_side_columns
+    many_registers = vectors.registers > 16
+    rows = limits.side_by_side_rows if many_registers else limits.side_by_side_rows_of_16
+    return _DepthTile(rows, -(-columns // -(-columns // most)))
+
+
+def _column_tile(large: Load, limits: PackLimits) -> _DepthTile:
+    """The tile of one column, whose rows share it alone."""
+    nbytes = large.buf.size * large.buf.dtype.itemsize
+    if nbytes >= limits.one_column_stream_bytes:
+        return _DepthTile(rows=8)
+    return _DepthTile(rows=4, vectors=2, prefetches=False)
 
 
 def _row_in_place(operand: Expr, k_dim: str) -> Load | None:

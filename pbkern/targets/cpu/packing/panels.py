@@ -233,7 +233,10 @@ def _in_words(
     limits: PackLimits,
 ) -> Words | None:
     """The product over words of the most elements that suit its operands, if panels of them pay."""
-    for words, count, fewest in ((quad_products, QUAD, 2), (pair_products, PAIR, 4)):
+    for words, count, fewest in (
+        (quad_products, QUAD, limits.fewest_quad_rows),
+        (pair_products, PAIR, limits.fewest_panel_rows),
+    ):
         if nest.reuse(streamed) < fewest:
             continue
         candidate = words(
@@ -307,7 +310,7 @@ def _panel_pays(
         return True
     coefficient = flat_coefficient(streamed.buf, streamed.index, vector)
     if coefficient != 1:
-        return reuse >= 4
+        return reuse >= limits.fewest_panel_rows
     steps = [
         (_row_bytes(streamed, rdim), nest.dims[rdim]) for rdim in nest.rdims if nest.dims[rdim] > 1
     ]
