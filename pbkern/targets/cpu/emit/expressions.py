@@ -22,14 +22,16 @@ from pbkern.lower.nest.ir import (
     InRange,
     Load,
     Op,
+    Pool,
     Shifted,
 )
 from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.cpu.schedule.sliding_windows import key_of, parts
 
 from .addressing import Addressing, NestWalk, Point, Tail
-from .interleaved_loads import StridedAccesses
-from .loads import Loader
+from .loads.gathers import GatherLoads
+from .loads.strided import StridedAccesses
+from .loads.vectors import Loader
 from .math_functions import MathFunctions
 from .promoted_loops import PromotedLoops
 
@@ -44,7 +46,9 @@ class ExpressionValues:
         self, places: Addressing, promoted: PromotedLoops, strided: StridedAccesses, kernel: str
     ):
         self.text, self.places = places.text, places
-        self.loader = Loader(places, promoted, strided, self.value)
+        self.pool = Pool()  # of expressions made here
+        self.loader = Loader(places, promoted, strided)
+        self.gathers = GatherLoads(places, strided.vectors, self.pool, self.value)
         self.functions = MathFunctions(kernel)
         self.text.call_rare = self.functions.call_rare
         self.squares: dict[Expr, Expr] = {}  # of cubes that are computed with a sum
@@ -108,7 +112,7 @@ class ExpressionValues:
             case Load():
                 return self.loader.load(walk, block, expr, point, tail, lanes)
             case Gather():
-                return self.loader.gather(walk, block, expr, point, tail, lanes, accs)
+                return self.gathers.load(walk, block, expr, point, tail, lanes, accs)
             case Shifted():
                 return self._moved(walk, block, expr, point, lanes)
         assert isinstance(expr, Op)
@@ -188,7 +192,7 @@ class ExpressionValues:
         if product.info.primitive == "integer_pow" and product.info.params["y"] == 3:
             if product not in self.squares:
                 info = replace(product.info, params={**product.info.params, "y": 2})
-                self.squares[product] = self.loader.pool.op(product.dtype, info, (x,))
+                self.squares[product] = self.pool.op(product.dtype, info, (x,))
             return value(x), value(self.squares[product])
         return value(x), value(x)
 

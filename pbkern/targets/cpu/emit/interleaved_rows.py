@@ -24,7 +24,7 @@ from pbkern.targets.cpu.schedule.interleaved_access import is_interleaved_row, j
 from .addressing import NestWalk, Point, Tail
 from .expressions import ExpressionValues
 from .interleave_chains import interleave_points
-from .interleaved_loads import StridedAccesses
+from .loads.strided import StridedAccesses
 from .promoted_loops import PromotedLoops
 
 

@@ -37,8 +37,8 @@ from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 from .addressing import Addressing, NestWalk, Point, Tail
 from .epilogue_loops import Epilogue
 from .expressions import ExpressionValues, memo_key
-from .interleaved_loads import StridedAccesses
 from .interleaved_rows import InterleavedRows
+from .loads.strided import StridedAccesses
 from .promoted_loops import PromotedLoops
 from .reductions.accumulators import Reducer
 from .reductions.halves import takes_halves

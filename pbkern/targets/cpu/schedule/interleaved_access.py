@@ -3,7 +3,7 @@
     a[3 i], a[3 i + 1], a[3 i + 2] for lanes 0..15     <->     a[0..15], a[16..31], a[32..47]
 
 Loads of neighbouring places share the whole vectors. Stores need all of the c places, from several
-writes or several points of one. targets/cpu/emit/interleaved_loads.py emits both.
+writes or several points of one. targets/cpu/emit/loads/strided.py emits both.
 """
 
 from __future__ import annotations

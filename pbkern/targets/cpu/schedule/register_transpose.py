@@ -1,6 +1,6 @@
 """Loads across the vector dimension.
 
-Whole squares of them are loaded by rows and transposed in registers (targets/cpu/emit/loads.py).
+Whole squares of them are loaded by rows and transposed in registers (targets/cpu/emit/loads/squares.py).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ throughput, and what tails waste.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -62,6 +63,8 @@ FEWEST_PRODUCTS = 12
 # Tiles along the vectors from which the last one's partial vector counts no registers. Measured on Zen 4 with 16 registers:
 # 131 x 77 x 1001 takes 0.243 ms with 3 x 3 vectors, which leave registers for it, 0.213 with 6 x 2, of which it needs more.
 MANY_TILES = 16
+# Most vectors of a row of a tile.
+MOST_VECTORS = 4
 # Registers of processors for which that was measured.
 FEW_REGISTERS = 16
 # Multiply-adds of a nest up to which its code costs more than its time.
@@ -94,14 +97,13 @@ def result_tile(
     stored_apart = stored_rows_apart(nest, jam)
     fetched = FAR_ROW_CYCLES if _has_far_rows(nest, sched.along) else 0
     evicted = EVICTED_STORE_CYCLES / max(math.prod(nest.dims[rdim] for rdim in nest.rdims), 1)
+    streamed = [_streamed_cycles(nest, sched, core, width) for width in range(MOST_VECTORS + 1)]
 
+    @functools.cache
     def step(height: int, width: int) -> float:
         is_evicted = not fit(height + 1, stored_apart, core)
         return (
-            max(
-                step_cycles(height, width, fit(height, apart, core)),
-                _streamed_cycles(nest, sched, core, width),
-            )
+            max(step_cycles(height, width, fit(height, apart, core)), streamed[width])
             + height * fetched
             + (height * width * evicted if is_evicted else 0)
         )
@@ -115,7 +117,7 @@ def result_tile(
 
     tiles = {
         (j, unroll): cycles(j, unroll)
-        for unroll in range(1, min(4, vectors) + 1)
+        for unroll in range(1, min(MOST_VECTORS, vectors) + 1)
         for j in range(
             1,
             min(
@@ -201,7 +203,7 @@ def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: in
         return sched
     second = candidates[-1]
     rows, best = nest.dims[second], (cost * nest.dims[second], 1, sched.unroll)
-    for unroll in range(1, min(4, vectors) + 1):
+    for unroll in range(1, min(MOST_VECTORS, vectors) + 1):
         registers = sched.registers - _operand_registers(nest, sched, unroll)
         for j in range(
             2, min(room // (unroll * first), (registers // unroll - 1) // first, rows) + 1

@@ -10,10 +10,9 @@ from pbkern.lower.mlir.element_types import BITS, storage_el
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf
+from pbkern.targets.cpu.emit.addressing import Addressing, NestWalk, Tail, memref
 from pbkern.targets.cpu.machines.machine import Vectors
 from pbkern.targets.cpu.schedule.interleaved_access import Run
-
-from .addressing import Addressing, NestWalk, Tail, memref
 
 Lane = tuple[int, int]  # (number of a vector, lane in it)
 

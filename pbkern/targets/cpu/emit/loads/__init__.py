@@ -1,0 +1,1 @@
+"""Loads of a nest: vectors, words of several elements, squares, strided accesses, gathers."""
