@@ -24,6 +24,9 @@ from .horizontal import by_halves, lost_in, whole
 # Sums of rows of more additions to one accumulator keep what rounding loses where runs of them are
 # joined.
 LONG_ROW = 64
+# The longest chains in a run of sums that keep what rounding loses. A join of runs costs 7 operations: as much as the
+# additions, with one trip of 8 vectors.
+RUN_OF_EXACT_SUMS = 2
 # Most additions to one accumulator in a row. A new run starts with a new accumulator. Source: not
 # recorded.
 LONGEST_CHAIN = 8
@@ -193,9 +196,7 @@ class Reducer:
         dim, low, high, step = loop
         trips, lanes = -(-(high - low) // step), accs[0].lanes
         beside = step // lanes if dim == walk.sched.vector else 1
-        run = max(
-            2 * run // beside, 1
-        )  # joins cost 7 operations: as much as the additions, with one trip of 8 vectors
+        run = max(RUN_OF_EXACT_SUMS * run // beside, 1)
         rounded, width = (
             per_accumulator(walk.nest.reductions, is_rounded_sum),
             len(per_accumulator(walk.nest.reductions, is_rounded_sum)),
@@ -264,13 +265,17 @@ class Reducer:
         return LONGEST_CHAIN_OF_NARROW_RESULTS if _is_stored_narrow(walk.nest) else LONGEST_CHAIN
 
     def is_exact(self, walk: NestWalk, additions: int) -> bool:
-        """Whether sums along vectors, of so many additions to each lane, keep what rounding loses."""
+        """Whether sums along vectors, of so many additions to each lane, keep what rounding loses.
+
+        Where one run holds them all, nothing is lost between runs.
+        """
         along = walk.sched.vector in walk.nest.rdims and not walk.sched.straight
+        chain = self._longest_chain(walk)
         return (
             along
             and not _is_stored_narrow(walk.nest)
-            and additions > LONG_ROW
-            and self._longest_chain(walk) > 0
+            and chain > 0
+            and additions > max(LONG_ROW, RUN_OF_EXACT_SUMS * chain)
         )
 
     def _restarted(self, walk: NestWalk, block: Block, accs: list[Ssa]) -> list[Ssa]:
