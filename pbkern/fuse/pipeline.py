@@ -27,6 +27,7 @@ from pbkern.fuse.algebra.outer_products import multiply_outer
 from pbkern.fuse.algebra.prng_keys import keys_as_words
 from pbkern.fuse.algebra.reassociate_row_sums import SumResults
 from pbkern.fuse.algebra.round_operations import round_operations
+from pbkern.fuse.algebra.sign_tests import join_sign_tests
 from pbkern.fuse.complex.to_pairs import ComplexAsPairs
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.emit.body_memo import bodies_memoised
@@ -132,6 +133,11 @@ FUSE_PASSES = (
         required=True,
     ),
     Pass("undo exponentials", _of_jaxpr(cancel_log_of_exp), "log(exp(x)) is x", when=_unsafe),
+    Pass(
+        "join sign tests",
+        _of_jaxpr(join_sign_tests),
+        "floor_divide and remainder compare once",
+    ),
     Pass("group products", GroupProducts(), "rows are multiplied by their group's matrix alone"),
     Pass("move transposes", _of_jaxpr(move_transposes), "transposes meet and cancel"),
     Pass("move reshapes", MoveReshapes(), "values per group are rows of the whole array"),

@@ -123,3 +123,43 @@ def test_loops_of_rare_arguments_in_large_bodies():
         x = np.random.default_rng(0).uniform(-9, 9, (33, 129))
         y = np.abs(x[::-1]) + 0.1
         np.testing.assert_allclose(pbkern.jit(body)(x, y), body(x, y), rtol=1e-12, atol=1e-12)
+
+
+INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("length", [1, 1000])
+def test_quotients_by_numbers(dtype, length):
+    """Vectors are multiplied by reciprocals: numbers around powers of two and at the ends of the type, of both signs."""
+    limits = np.iinfo(dtype)
+    edges = {power + near for power in (1, 16, 100, limits.max) for near in (-2, -1, 0, 1)}
+    edges |= {2**n + near for n in (limits.bits // 2, limits.bits - 1) for near in (-1, 0, 1)}
+    divisors = sorted({3, 5, 7, 641, 10_007} | edges)
+    divisors = [s * d for d in divisors for s in (1, -1) if d and limits.min <= s * d <= limits.max]
+    rng = np.random.default_rng(0)
+    special = [
+        limits.min,
+        limits.max,
+        0,
+        *(np.clip(d + near, limits.min, limits.max) for d in divisors for near in (-1, 0)),
+    ]
+    x = np.concatenate(
+        [np.array(special, dtype), rng.integers(limits.min, limits.max, 1000, dtype, True)]
+    )[:length]
+    with jax.enable_x64(True):
+
+        def f(x):
+            quotient = [jax.lax.div(x, np.full(x.shape, d, dtype)) for d in divisors]
+            return quotient, [jax.lax.rem(x, np.full(x.shape, d, dtype)) for d in divisors[:6]]
+
+        quotients, remainders = pbkern.jit(f)(x)
+    exact = [int(number) for number in x]
+    wrap = lambda number: (number - int(limits.min)) % 2**limits.bits + int(limits.min)
+    for d, got in zip(divisors, quotients):
+        want = [wrap(abs(n) // abs(d) * (1 if (n < 0) == (d < 0) else -1)) for n in exact]
+        assert [int(number) for number in got] == want, d
+    for d, got in zip(divisors, remainders):
+        assert [int(number) for number in got] == [
+            abs(n) % abs(d) * (-1 if n < 0 else 1) for n in exact
+        ], d

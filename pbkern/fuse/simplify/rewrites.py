@@ -119,7 +119,7 @@ def _select(eqn, operands):
 
 # Primitives of rank-0 constants that are computed while simplifying.
 FOLDED = frozenset(
-    "add sub mul div rem neg max min and or not floor ceil gt lt ge le eq ne clamp".split()
+    "add sub mul div rem neg sign max min and or not floor ceil gt lt ge le eq ne clamp".split()
 )
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fractions
 from typing import Any, Protocol
 
-import numpy as np
-
-from .element_types import BITS, NUMPY_FLOAT
+from .element_types import BITS
 from .operation import Emit
 from .value import Ssa
 
@@ -17,7 +14,6 @@ class Arithmetic(Protocol):
 
     lanes: int
     known: Any
-    math: Any
     emit: Emit
 
     def with_lanes(self, lanes: int) -> Arithmetic: ...
@@ -31,6 +27,7 @@ class Arithmetic(Protocol):
     def neg(self, x: Ssa) -> Ssa: ...
     def and_(self, x: Ssa, y: Ssa) -> Ssa: ...
     def or_(self, x: Ssa, y: Ssa) -> Ssa: ...
+    def shl(self, x: Ssa, n: Ssa) -> Ssa: ...
     def shr(self, x: Ssa, n: Ssa) -> Ssa: ...
     def sar(self, x: Ssa, n: Ssa) -> Ssa: ...
     def cmp(self, predicate: str, x: Ssa, y: Ssa) -> Ssa: ...
@@ -42,14 +39,14 @@ class Arithmetic(Protocol):
 def quotient(b: Arithmetic, x: Ssa, y: Ssa, unsigned: bool) -> tuple[Ssa, Ssa, Ssa | None]:
     """(quotient as XLA defines it, divisor without zero, where y is zero or None if its zeros have been reported).
 
-    Up to 32 bits the quotient comes from a float division, which vectors have: if x / y is no integer it
+    Up to 32 bits a quotient by values comes from a float division, which vectors have: if x / y is no integer it
     is 1 / |y| away from one, relatively at least 2**-16 (16 bits, f32) or 2**-32 (32 bits, f64), so
     rounding never reaches it.
     """
     by_zero = b.cmp("eq", y, b.c(0, y.el))
     divisor = b.select(by_zero, b.c(1, y.el), y)
     width = BITS[x.el]
-    if b.number(y) and width <= 32:
+    if b.number(y):
         return _by_constant(b, x, int(b.number(y)), unsigned), y, by_zero
     if width == 64:
         if unsigned:
@@ -69,22 +66,39 @@ def quotient(b: Arithmetic, x: Ssa, y: Ssa, unsigned: bool) -> tuple[Ssa, Ssa, S
 
 
 def _by_constant(b: Arithmetic, x: Ssa, y: int, unsigned: bool) -> Ssa:
-    """x / y for a number y: times its reciprocal, which is rounded away from zero.
-
-    Multiples of y are then right or a little too large. All others are 1 / |y| away from an integer, and the error is
-    less: relatively two units of the last place, where x has fewer bits by more than that.
-    """
-    y = y % (1 << BITS[x.el]) if unsigned else y
+    """x / y for a number y that is not zero."""
+    width = BITS[x.el]
+    y = y % (1 << width) if unsigned else y
     if abs(y) == 1:
         return x if y == 1 else b.neg(x)
-    float_el = "f64" if BITS[x.el] == 32 else "f32"
-    if not x.lanes and b.math.divides_scalars:
+    # LLVM shifts, and multiplies scalars and vectors of 8 and 16 bits by the number's reciprocal as an integer. It divides
+    # vectors of more bits element by element.
+    if not x.lanes or width <= 16 or abs(y) & (abs(y) - 1) == 0:
         return b.same("arith.divui" if unsigned else "arith.divsi", x, b.c(y, x.el))
-    number = NUMPY_FLOAT[float_el](1.0) / NUMPY_FLOAT[float_el](y)
-    if abs(fractions.Fraction(float(number)) * y) < 1:
-        number = np.nextafter(number, NUMPY_FLOAT[float_el](np.copysign(np.inf, y)))
-    product = b.mul(b.int_to_float(x, float_el, unsigned=unsigned), b.c(number, float_el))
-    return b.int_resize(b.cast("arith.fptosi", product, "i32"), x.el)
+    return _by_reciprocal(b, x, y, unsigned)
+
+
+def _by_reciprocal(b: Arithmetic, x: Ssa, y: int, unsigned: bool) -> Ssa:
+    """x / y for a number y, |y| > 1: the upper half of x times its reciprocal as an integer, and shifts.
+
+    Source: Granlund and Montgomery 1994, Division by Invariant Integers using Multiplication, figures 4.1 and 5.2.
+    """
+    width, size = BITS[x.el], abs(y)
+    shift = (size - 1).bit_length()
+
+    def number(value: int) -> Ssa:
+        return b.c(value - (1 << width) if value >= 1 << (width - 1) else value, x.el)
+
+    if unsigned:
+        factor = (1 << width) * ((1 << shift) - size) // size + 1
+        high = upper_half(b, x, number(factor), True)
+        half = b.shr(b.sub(x, high), b.c(1, x.el))
+        return b.shr(b.add(half, high), b.c(shift - 1, x.el))
+    factor = (1 << (width + shift - 1)) // size + 1 - (1 << width)
+    high = b.add(x, upper_half(b, x, b.c(factor, x.el), False))
+    sign = b.sar(x, b.c(width - 1, x.el))
+    rounded = b.sar(high, b.c(shift - 1, x.el))
+    return b.sub(rounded, sign) if y > 0 else b.sub(sign, rounded)
 
 
 def upper_half(b: Arithmetic, x: Ssa, y: Ssa, unsigned: bool) -> Ssa:
@@ -92,15 +106,15 @@ def upper_half(b: Arithmetic, x: Ssa, y: Ssa, unsigned: bool) -> Ssa:
     width = BITS[x.el]
     if width == 64:
         return _upper_half_64(b, x, y, unsigned)
-    if width == 32 and unsigned and x.lanes and x.lanes % 2 == 0:
-        return _upper_half_pairs(b, x, y)
+    if width == 32 and x.lanes and x.lanes % 2 == 0:
+        return _upper_half_pairs(b, x, y, unsigned)
     wide = f"i{2 * width}"
     product = b.mul(*(b.int_resize(factor, wide, unsigned=unsigned) for factor in (x, y)))
     return b.int_resize(b.shr(product, b.c(width, wide)), x.el)
 
 
-def _upper_half_pairs(whole: Arithmetic, x: Ssa, y: Ssa) -> Ssa:
-    """Multiplies unsigned 32-bit lanes: even ones and odd ones, which one instruction multiplies to 64 bits each."""
+def _upper_half_pairs(whole: Arithmetic, x: Ssa, y: Ssa, unsigned: bool) -> Ssa:
+    """Multiplies lanes of 32 bits: even ones and odd ones, which one instruction multiplies to 64 bits each."""
     lanes = x.lanes
     b = whole.with_lanes(lanes // 2)
     x, y = (
@@ -114,7 +128,11 @@ def _upper_half_pairs(whole: Arithmetic, x: Ssa, y: Ssa) -> Ssa:
         for operand in (x, y)
     )
     half, low, high = b.c(32, "i64"), b.c(0xFFFFFFFF, "i64"), b.c(0xFFFFFFFF << 32, "i64")
-    even, odd = b.mul(b.and_(x, low), b.and_(y, low)), b.mul(b.shr(x, half), b.shr(y, half))
+    if unsigned:
+        even, odd = b.mul(b.and_(x, low), b.and_(y, low)), b.mul(b.shr(x, half), b.shr(y, half))
+    else:
+        even = b.mul(*(b.sar(b.shl(operand, half), half) for operand in (x, y)))
+        odd = b.mul(b.sar(x, half), b.sar(y, half))
     both = b.or_(b.shr(even, half), b.and_(odd, high))
     name = b.emit("vector.bitcast", (both.name,), f"{both.type} to vector<{lanes}xi32>")
     return both._replace(name=name, el="i32", lanes=lanes)

@@ -16,13 +16,11 @@ from typing import Any, Protocol
 class MathTable(Protocol):
     """A target's functions.
 
-    divides_scalars: whether quotients of scalars by numbers are left to LLVM.
     asymmetric_minima: whether the instruction for the smaller of two floats returns its second operand where one is NaN or
     both are zeros.
     predicts_branches: whether a branch around a part of a function of one scalar is cheaper than that part.
     """
 
-    divides_scalars: bool
     asymmetric_minima: bool
     predicts_branches: bool
 
@@ -36,7 +34,6 @@ class MathTable(Protocol):
 class SharedMath:
     """A target without versions of its own."""
 
-    divides_scalars = False
     asymmetric_minima = False
     predicts_branches = False
 

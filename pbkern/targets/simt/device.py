@@ -89,7 +89,6 @@ class NvidiaMath:
 
     approx: bool
 
-    divides_scalars = False
     asymmetric_minima = False
     predicts_branches = False
 

@@ -43,8 +43,6 @@ OF_AVX2: dict[str, Function] = {
 class Avx512Math:
     """For machines that have AVX-512F and DQ."""
 
-    # LLVM multiplies by the number's reciprocal as an integer.
-    divides_scalars = True
     asymmetric_minima = True
     predicts_branches = True
 
@@ -55,7 +53,6 @@ class Avx512Math:
 class Avx2Math:
     """For other machines that have AVX2."""
 
-    divides_scalars = True
     asymmetric_minima = True
     predicts_branches = True
 
@@ -66,7 +63,6 @@ class Avx2Math:
 class PlainMath(SharedMath):
     """For other machines."""
 
-    divides_scalars = True
     predicts_branches = True
 
     def __init__(self, *, asymmetric_minima: bool):
