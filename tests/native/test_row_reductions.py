@@ -27,15 +27,15 @@ def test_extremes(dtype, length, rng):
         x[20:40] = np.where(rng.random((20, length)) < 0.5, 0.0, -0.0)
         x[40:50][rng.random((10, length)) < 0.5] = np.inf
         x[45:55][rng.random((10, length)) < 0.5] = -np.inf
-    f = lambda x: (x.max(-1), x.min(-1))
-    for got, pick in zip(pbkern.jit(f)(x), (-1, 0)):
+    f = lambda x: (x.max(-1), x.min(-1), x.T.max(0), x.T.min(0))
+    for got, pick in zip(pbkern.jit(f)(x), (-1, 0, -1, 0)):
         # In the total order, by sign and then by size, the last element is the maximum with -0 < 0, and the first the minimum.
         by_sign = np.sort(x.astype(np.float64), -1)
         want = by_sign[:, pick]
         want = np.where(np.isnan(by_sign[:, -1]), np.nan, want)
         np.testing.assert_array_equal(np.asarray(got, np.float64), want)
     for got, sign in zip(
-        pbkern.jit(f)(x[20:40]), (np.min, np.max)
+        pbkern.jit(f)(x[20:40]), (np.min, np.max, np.min, np.max)
     ):  # a negative sign is the larger sign bit
         if x.dtype.kind not in "iu":
             np.testing.assert_array_equal(

@@ -17,6 +17,7 @@ from pbkern.targets.cpu.locality.cache_blocking import BlockForCaches
 from pbkern.targets.cpu.locality.loop_results import store_loop_results
 from pbkern.targets.cpu.locality.window_sums import FactorWindowSums
 from pbkern.targets.cpu.math.extremes import maxima_as_minima
+from pbkern.targets.cpu.math.narrow_extremes import extremes_as_integers
 from pbkern.targets.cpu.packing.narrow_operands import SinkWideningCasts
 from pbkern.targets.cpu.packing.pack import Pack
 from pbkern.targets.cpu.packing.row_padding import PadScratchRows
@@ -100,6 +101,11 @@ CPU_PASSES = (
         "pack",
         Pack(),
         "operands of contractions are stored as the register tile reads them",
+    ),
+    Pass(
+        "extremes as integers",
+        extremes_as_integers,
+        "16-bit floats are compared as they are; before their maxima become minima",
     ),
     Pass(
         "maxima as minima",
