@@ -95,9 +95,7 @@ def _joinable(nest: Nest, outer: str, inner: str) -> bool:
             return False
         if isinstance(node, Shifted) and any(dim == inner for dim, _ in node.moves):
             return False
-        if isinstance(node, Gather) and any(
-            i is not None and i.symbols & {outer, inner} for i in node.index
-        ):
+        if isinstance(node, Gather) and not _gathers_as_one(nest, node, outer, inner, size):
             return False
         if isinstance(node, Load) and not _walks_as_one(
             nest, (node.buf, node.index, node.guard), outer, inner, size
@@ -131,6 +129,23 @@ def _walks_as_one(nest: Nest, access: Access, outer: str, inner: str, size: int)
     )
 
 
+def _gathers_as_one(nest: Nest, gather: Gather, outer: str, inner: str, size: int) -> bool:
+    """Whether the affine axes of a gather walk as one. What is outside of an axis is clamped, so none may be."""
+    axes = [k for k, i in enumerate(gather.index) if i is not None and i.symbols & {outer, inner}]
+    if not axes:
+        return True
+    run = [i for i in gather.index[axes[0] : axes[-1] + 1] if i is not None]
+    extents = gather.buf.shape[axes[0] : axes[-1] + 1]
+    if len(run) < len(extents):
+        return False
+    flat: Affine[str] = Affine()
+    for position, extent in zip(run, extents):
+        flat = flat * extent + position
+    return _counts_as_one(flat, outer, inner, size) and all(
+        _inside(nest, position, extent) for position, extent in zip(run, extents)
+    )
+
+
 def _inside(nest: Nest, affine: Affine, extent: int) -> bool:
     if not affine.symbols <= nest.dims.keys():
         return False
@@ -143,7 +158,7 @@ def _join(nest: Nest, outer: str, inner: str, pool: Pool, aliases: Aliases) -> N
     size = nest.dims[inner]
 
     def access(buf: Buf, index: tuple) -> tuple[Buf, tuple]:
-        axes = [k for k, i in enumerate(index) if i.symbols & {outer, inner}]
+        axes = [k for k, i in enumerate(index) if i is not None and i.symbols & {outer, inner}]
         if not axes:
             return buf, index
         low, high = axes[0], axes[-1]
@@ -170,9 +185,11 @@ def _join(nest: Nest, outer: str, inner: str, pool: Pool, aliases: Aliases) -> N
             return pool.shifted(expr.dtype, steps, expr.args)
         if isinstance(expr, IndexValue | InRange):
             return pool.with_places(expr, lambda affine: affine.substitute({outer: Affine()}.get))
-        if not isinstance(expr, Load):
+        if not isinstance(expr, Load | Gather):
             return None
-        buf, index = access(expr.buf, expr.index)
+        buf, index = access(*expr.access)
+        if isinstance(expr, Gather):
+            return pool.gather(expr.dtype, buf, index, expr.args)
         return pool.load(expr.dtype, buf, index, expr.guard)
 
     rewrite = pool.rewriter(replace)
