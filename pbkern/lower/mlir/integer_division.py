@@ -27,7 +27,6 @@ class Arithmetic(Protocol):
     def neg(self, x: Ssa) -> Ssa: ...
     def and_(self, x: Ssa, y: Ssa) -> Ssa: ...
     def or_(self, x: Ssa, y: Ssa) -> Ssa: ...
-    def shl(self, x: Ssa, n: Ssa) -> Ssa: ...
     def shr(self, x: Ssa, n: Ssa) -> Ssa: ...
     def sar(self, x: Ssa, n: Ssa) -> Ssa: ...
     def cmp(self, predicate: str, x: Ssa, y: Ssa) -> Ssa: ...
@@ -71,9 +70,8 @@ def _by_constant(b: Arithmetic, x: Ssa, y: int, unsigned: bool) -> Ssa:
     y = y % (1 << width) if unsigned else y
     if abs(y) == 1:
         return x if y == 1 else b.neg(x)
-    # LLVM shifts, and multiplies scalars and vectors of 8 and 16 bits by the number's reciprocal as an integer. It divides
-    # vectors of more bits element by element.
-    if not x.lanes or width <= 16 or abs(y) & (abs(y) - 1) == 0:
+    # LLVM shifts, and multiplies by the number's reciprocal as an integer, but for vectors of 64 bits.
+    if not x.lanes or width <= 32 or abs(y) & (abs(y) - 1) == 0:
         return b.same("arith.divui" if unsigned else "arith.divsi", x, b.c(y, x.el))
     return _by_reciprocal(b, x, y, unsigned)
 
@@ -85,13 +83,9 @@ def _by_reciprocal(b: Arithmetic, x: Ssa, y: int, unsigned: bool) -> Ssa:
     """
     width, size = BITS[x.el], abs(y)
     shift = (size - 1).bit_length()
-
-    def number(value: int) -> Ssa:
-        return b.c(value - (1 << width) if value >= 1 << (width - 1) else value, x.el)
-
     if unsigned:
         factor = (1 << width) * ((1 << shift) - size) // size + 1
-        high = upper_half(b, x, number(factor), True)
+        high = upper_half(b, x, b.c(factor, x.el), True)
         half = b.shr(b.sub(x, high), b.c(1, x.el))
         return b.shr(b.add(half, high), b.c(shift - 1, x.el))
     factor = (1 << (width + shift - 1)) // size + 1 - (1 << width)
@@ -106,15 +100,15 @@ def upper_half(b: Arithmetic, x: Ssa, y: Ssa, unsigned: bool) -> Ssa:
     width = BITS[x.el]
     if width == 64:
         return _upper_half_64(b, x, y, unsigned)
-    if width == 32 and x.lanes and x.lanes % 2 == 0:
-        return _upper_half_pairs(b, x, y, unsigned)
+    if width == 32 and unsigned and x.lanes and x.lanes % 2 == 0:
+        return _upper_half_pairs(b, x, y)
     wide = f"i{2 * width}"
     product = b.mul(*(b.int_resize(factor, wide, unsigned=unsigned) for factor in (x, y)))
     return b.int_resize(b.shr(product, b.c(width, wide)), x.el)
 
 
-def _upper_half_pairs(whole: Arithmetic, x: Ssa, y: Ssa, unsigned: bool) -> Ssa:
-    """Multiplies lanes of 32 bits: even ones and odd ones, which one instruction multiplies to 64 bits each."""
+def _upper_half_pairs(whole: Arithmetic, x: Ssa, y: Ssa) -> Ssa:
+    """Multiplies unsigned 32-bit lanes: even ones and odd ones, which one instruction multiplies to 64 bits each."""
     lanes = x.lanes
     b = whole.with_lanes(lanes // 2)
     x, y = (
@@ -128,11 +122,7 @@ def _upper_half_pairs(whole: Arithmetic, x: Ssa, y: Ssa, unsigned: bool) -> Ssa:
         for operand in (x, y)
     )
     half, low, high = b.c(32, "i64"), b.c(0xFFFFFFFF, "i64"), b.c(0xFFFFFFFF << 32, "i64")
-    if unsigned:
-        even, odd = b.mul(b.and_(x, low), b.and_(y, low)), b.mul(b.shr(x, half), b.shr(y, half))
-    else:
-        even = b.mul(*(b.sar(b.shl(operand, half), half) for operand in (x, y)))
-        odd = b.mul(b.sar(x, half), b.sar(y, half))
+    even, odd = b.mul(b.and_(x, low), b.and_(y, low)), b.mul(b.shr(x, half), b.shr(y, half))
     both = b.or_(b.shr(even, half), b.and_(odd, high))
     name = b.emit("vector.bitcast", (both.name,), f"{both.type} to vector<{lanes}xi32>")
     return both._replace(name=name, el="i32", lanes=lanes)

@@ -269,19 +269,26 @@ class Text:
             else:
                 terms.append((where.depth, symbol, value, coefficient, where))
         terms.sort(key=lambda term: (term[0], str(term[1])))
-        current, where = None, self.top
-        for _, _, value, coefficient, at in terms:
-            where = at if at.depth > where.depth else where
-            if coefficient != 1:
-                value = self._once(at, "muli", value, coefficient)
-            current = value if current is None else self._once(where, "addi", current, value)
-        if current is None:
+        if not terms:
             return self.top, self.index(const)
+        where, current = self.sum_of_indices(
+            [(at, self.scaled_index(at, value, weight)) for _, _, value, weight, at in terms]
+        )
         if const:
-            current = self._once(where, "addi", current, const)
+            current = self.once(where, "addi", current, const)
         return where, current
 
-    def _once(self, block: Block, op: str, x: str, y: str | int) -> str:
+    def sum_of_indices(self, parts: Sequence[tuple[Block, str]]) -> tuple[Block, str]:
+        """The sum of indices that blocks hold, each added in the shallowest block that knows it."""
+        (where, total), *rest = sorted(parts, key=lambda part: part[0].depth)
+        for at, part in rest:
+            where, total = at, self.once(at, "addi", total, part)
+        return where, total
+
+    def scaled_index(self, block: Block, index: str, factor: int) -> str:
+        return index if factor == 1 else self.once(block, "muli", index, factor)
+
+    def once(self, block: Block, op: str, x: str, y: str | int) -> str:
         """An operation of indices, which is written once in a block."""
         key = op, x, y
         if key not in block.memo:
@@ -445,7 +452,7 @@ class Text:
 
 
 def _chooses(op: Operation) -> bool:
-    """Whether a vector constant as its last operand chooses an instruction: amounts of shifts, masks of 64-bit factors."""
-    if op.name.startswith("arith.sh"):
+    """Whether a vector constant as its last operand chooses instructions: shifts, divisors, masks of 64-bit factors."""
+    if op.name.startswith(("arith.sh", "arith.div")):
         return op.types.startswith("vector<")
     return op.name == "arith.andi" and op.types.startswith("vector<") and op.types.endswith("xi64>")

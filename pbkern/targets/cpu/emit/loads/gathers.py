@@ -6,6 +6,7 @@ its elements are side by side (lower/values/dynamic_strides.py).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import cast
@@ -75,7 +76,13 @@ class GatherLoads:
             iter(expr.args),
             compute_el(buf.index_dtype),
         )
-        total: Ssa | None = None
+        if math.prod(buf.shape) == 0:
+            return b.c(0, compute_el(buf.dtype))
+        if not lanes:
+            place = (name, self._place(walk, block, expr, point, tail, accs))
+            element = Ssa(self.text.put(block, "memref.load", place, mem_type), el, 0)
+            return b.from_storage(element, buf.dtype)
+        parts = []
         for position, extent, stride in zip(index, buf.shape, buf.strides):
             if position is None:
                 part = b.broadcast(self.value(walk, block, next(args), point, tail, accs), lanes)
@@ -83,18 +90,8 @@ class GatherLoads:
                 part = self.places.index(walk, block, position, point, lanes, index_el)
                 if not self.places.axis_is_safe(walk, position, extent):
                     part = b.max(b.min(part, b.c(max(extent - 1, 0), index_el)), b.c(0, index_el))
-            part = part if stride == 1 else b.mul(part, b.c(stride, index_el))
-            total = part if total is None else b.add(total, part)
-        if total is None or math.prod(buf.shape) == 0:
-            return b.c(0, compute_el(buf.dtype))
-        if not lanes:
-            address = self.text.put(
-                block, "arith.index_cast", (total.name,), f"{index_el} to index"
-            )
-            return b.from_storage(
-                Ssa(self.text.put(block, "memref.load", (name, address), mem_type), el, 0),
-                buf.dtype,
-            )
+            parts.append(part if stride == 1 else b.mul(part, b.c(stride, index_el)))
+        total = functools.reduce(b.add, parts)
         if self._is_by_lanes(buf, index, index_el):
             return b.from_storage(self._lane_by_lane(block, buf, total, tail), buf.dtype)
         live = self.places.tail_mask(tail or Tail(lanes), lanes)
@@ -135,7 +132,7 @@ class GatherLoads:
         el, elements = storage_el(expr.buf.dtype), []
         for k in range(lanes):
             one = cast(Gather, self.pool.rename(expr, {vector: start + k}))
-            place = self._scalar_place(walk, block, one, rest)
+            place = self._place(walk, block, one, rest)
             elements.append(
                 put(block, "memref.load", (expr.buf.root.name, place), memref(expr.buf))
             )
@@ -255,9 +252,7 @@ class GatherLoads:
             tuple(sorted((dim, offset) for dim, offset in point.items() if dim in expr.symbols)),
         )
         if key not in where.memo:
-            first, last = (
-                self._scalar_place(walk, where, cast(Gather, end), point) for end in ends(expr)
-            )
+            first, last = (self._place(walk, where, cast(Gather, end), point) for end in ends(expr))
             distance = self.text.put(where, "arith.subi", (last, first), "index")
             test = self.text.put(
                 where, "arith.cmpi", (distance, self.text.index(length - 1)), "index", " eq, %s, %s"
@@ -269,33 +264,39 @@ class GatherLoads:
             where.memo[key] = first, test
         return where.memo[key]
 
-    def _scalar_place(self, walk: NestWalk, block: Block, expr: Gather, point: Point) -> str:
-        """The place in the buffer of a gather of one element."""
+    def _place(
+        self,
+        walk: NestWalk,
+        block: Block,
+        expr: Gather,
+        point: Point,
+        tail: Tail | None = None,
+        accs: dict | None = None,
+    ) -> str:
+        """The place in the buffer of a gather's element at a point, of which loops around compute what they know."""
         buf, index = expr.access
-        args, place = iter(expr.args), self.text.index(0)
+        args, parts = iter(expr.args), list[tuple[Block, str]]()
+        inside: Affine[str] = Affine()
         for position, extent, stride in zip(index, buf.shape, buf.strides):
             if position is None:
-                number = self.value(walk, block, next(args), point, None)
-                part = self.text.put(
-                    block, "arith.index_cast", (number.name,), f"{number.el} to index"
-                )
+                number = self.value(walk, block, next(args), point, tail, accs)
+                cast = f"{number.el} to index"
+                at, part = block, self.text.put(block, "arith.index_cast", (number.name,), cast)
+            elif self.places.axis_is_safe(walk, position, extent):
+                inside = inside + position * stride
+                continue
             else:
-                part = self._clamped_index(walk, block, position, extent, point)
-            part = self.text.put(block, "arith.muli", (part, self.text.index(stride)), "index")
-            place = self.text.put(block, "arith.addi", (place, part), "index")
+                at, part = self._affine(block, position, point)
+                part = self.text.once(at, "maxsi", part, 0)
+                part = self.text.once(at, "minsi", part, extent - 1)
+            parts.append((at, self.text.scaled_index(at, part, stride)))
+        _, place = self.text.sum_of_indices([*parts, self._affine(block, inside, point)])
         return place
 
-    def _clamped_index(
-        self, walk: NestWalk, block: Block, affine: Affine, extent: int, point: Point
-    ) -> str:
-        """An affine index, kept in [0, extent)."""
-        _, name = self.text.affine(
-            block, affine, sum(affine.coefficient(dim) * offset for dim, offset in point.items())
-        )
-        if self.places.axis_is_safe(walk, affine, extent):
-            return name
-        name = self.text.put(block, "arith.maxsi", (name, self.text.index(0)), "index")
-        return self.text.put(block, "arith.minsi", (name, self.text.index(extent - 1)), "index")
+    def _affine(self, block: Block, affine: Affine, point: Point) -> tuple[Block, str]:
+        """An affine index at a point, and the shallowest block that holds it."""
+        offset = sum(affine.coefficient(dim) * shift for dim, shift in point.items())
+        return self.text.affine(block, affine, offset)
 
     def _is_run(self, walk: NestWalk, expr: Gather) -> bool:
         """Whether a vector of a gather is contiguous: only affine axes move along it, by one element and inside the buffer.
@@ -328,30 +329,10 @@ class GatherLoads:
         accs,
     ) -> Ssa:
         """A row of a table: one address, contiguous elements."""
-        buf, index = expr.access
-        el, mem_type, args = storage_el(buf.dtype), memref(buf), iter(expr.args)
-        affine: Affine = Affine()
-        address = ""
-        for position, extent, stride in zip(index, buf.shape, buf.strides):
-            if position is None:
-                number = self.value(walk, block, next(args), point, tail, accs)
-                part = self.text.put(
-                    block, "arith.index_cast", (number.name,), f"{number.el} to index"
-                )
-            elif self.places.axis_is_safe(walk, position, extent):
-                affine = affine + position * stride
-                continue
-            else:
-                part = self._clamped_index(walk, block, position, extent, point)
-            part = self.text.put(block, "arith.muli", (part, self.text.index(stride)), "index")
-            address = (
-                self.text.put(block, "arith.addi", (address, part), "index") if address else part
-            )
-        _, start = self.text.affine(
-            block, affine, sum(affine.coefficient(dim) * offset for dim, offset in point.items())
-        )
-        address = self.text.put(block, "arith.addi", (address, start), "index")
+        buf = expr.buf
+        address = self._place(walk, block, expr, point, tail, accs)
         live = None if tail is None else self.places.tail_mask(tail, lanes)
-        place = (buf.root.name, address)
-        loaded = self.text.load_vector(block, place, mem_type, el, lanes, live)
+        loaded = self.text.load_vector(
+            block, (buf.root.name, address), memref(buf), storage_el(buf.dtype), lanes, live
+        )
         return self.text.builder(block, lanes).from_storage(loaded, buf.dtype)
