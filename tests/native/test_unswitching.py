@@ -75,3 +75,23 @@ def test_nothing_is_copied_where_both_sides_read_the_same(arrays):
     assert cases(lambda flag, a, b: jnp.where(flag, a - b, a), True, a, b) == 0
     assert cases(lambda flag, a, b: jnp.where(flag, a, b), True, a[:20], b[:20]) == 0
     assert cases(lambda flags, a, b: jnp.where(flags, a, b), a > 0, a, b) == 0
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 700), (7, 513), (33, 1001), (40, 3)])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16"])
+def test_rows(rows, columns, dtype, rng):
+    """Masks of rows: one side alone reads an array, both do, tests inside of one another, rows around an edge."""
+    x, y = (jnp.asarray(rng.integers(-100, 100, (rows, columns)), dtype) for _ in range(2))
+    m, n = (jnp.asarray(rng.random(rows) < 0.5) for _ in range(2))
+
+    def f(m, n, x, y):
+        rows = jnp.arange(len(m))[:, None]
+        return (
+            jnp.where(m[:, None], x, 0),
+            jnp.where(m[:, None], x, jnp.where(n[:, None], y, x + y)),
+            jnp.where(rows < 5, x + 1, y),
+            jnp.pad(x, ((min(2, len(m) - 1),) * 2, (1, 1)), mode="reflect"),
+        )
+
+    for got, want in zip(pbkern.jit(f)(m, n, x, y), f(m, n, x, y)):
+        np.testing.assert_array_equal(got, want)

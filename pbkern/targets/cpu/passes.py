@@ -91,7 +91,11 @@ CPU_PASSES = (
         VersionMasks(),
         "most programs need no mask; before unswitching, which counts copies",
     ),
-    Pass("unswitch", Unswitch(), "selects by scalars become branches outside loops"),
+    Pass(
+        "unswitch",
+        Unswitch(by_rows=True),
+        "selects by scalars, and those by rows, become branches outside loops",
+    ),
     Pass(
         "store in place",
         store_in_place,

@@ -210,13 +210,14 @@ class Loader:
         self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, lanes: int
     ) -> tuple[str, list[Ssa]]:
         """Flat address with axes clamped into the buffer; axes along the vector dimension get lane masks instead."""
-        vector, total = walk.sched.along if lanes else "", None
+        vector = walk.sched.along if lanes else ""
         masks: list[Ssa] = []
+        parts: list[tuple[Block, str]] = []
         if any(size == 0 for size in buf.shape):
             return self.text.index(0), masks
         for position, extent, stride in zip(index, buf.shape, buf.strides):
             offset = sum(position.coefficient(dim) * shift for dim, shift in point.items())
-            _, name = self.text.affine(block, position, offset)
+            where, name = self.text.affine(block, position, offset)
             if not self.places.axis_is_safe(walk, position, extent):
                 if vector and position.coefficient(vector):
                     masks.append(
@@ -224,19 +225,13 @@ class Loader:
                     )
                     reached = self.places.reached(walk, block, position, extent, point, lanes)
                     if reached is not None:
+                        where = block
                         name = self.text.put(
                             block, "arith.select", (reached, name, self.text.index(0)), "index"
                         )
                 else:
-                    name = self.text.put(block, "arith.maxsi", (name, self.text.index(0)), "index")
-                    name = self.text.put(
-                        block, "arith.minsi", (name, self.text.index(extent - 1)), "index"
-                    )
-            if stride != 1:
-                name = self.text.put(block, "arith.muli", (name, self.text.index(stride)), "index")
-            total = (
-                name
-                if total is None
-                else self.text.put(block, "arith.addi", (total, name), "index")
-            )
-        return total or self.text.index(0), masks
+                    name = self.text.once(where, "maxsi", name, 0)
+                    name = self.text.once(where, "minsi", name, extent - 1)
+            parts.append((where, self.text.scaled_index(where, name, stride)))
+        _, place = self.text.sum_of_indices(parts or [(self.text.top, self.text.index(0))])
+        return place, masks
