@@ -10,10 +10,10 @@ from pbkern.lower.mlir.operation import Operation, Region
 from pbkern.targets.cpu.emit.interleave_chains import (
     AHEAD,
     FEW_LIVE,
-    LONG_POINT,
     MOST_INTERLEAVED,
     MOST_LIVE,
     SHORTEST_INTERLEAVED,
+    SHORTEST_SORTED,
     interleaved,
 )
 
@@ -225,8 +225,8 @@ def test_operations_of_a_long_point_stay_between_its_stores():
 
 
 def test_a_point_alone_that_is_short_keeps_its_order():
-    point = added_chains("ab", LONG_POINT // 2 - 5)
-    assert len(point) < LONG_POINT
+    point = added_chains("ab", SHORTEST_SORTED // 2 - 5)
+    assert len(point) < SHORTEST_SORTED
     assert interleaved([point], REGISTERS) == point
 
 

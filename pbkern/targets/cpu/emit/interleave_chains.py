@@ -44,7 +44,7 @@ LONGEST_RUN = 16
 # Operations of the shortest point whose order is when they could begin: some more than the processor looks ahead. Measured on
 # Zen 4 as x86-64-v3, 25 exponentials in a point of 840 operations, 400 x 400 points: 2.18 ms in the order of the expression,
 # 1.81 so; with 32 registers 1.02 and 1.00.
-LONG_POINT = 100
+SHORTEST_SORTED = 100
 # Operations before an earlier one. Measured the same way: 40 to 160 take the same time.
 AHEAD = 60
 # Vector operations that begin in a cycle, for that order: multiply-adds of most processors.
@@ -114,7 +114,7 @@ def interleaved(points: list[list[Operation]], registers: int) -> list[Operation
 
 def _as_they_can_begin(point: list[Operation]) -> list[Operation]:
     """A long point's operations in the order in which they could begin; none moves over a store."""
-    if len(point) < LONG_POINT:
+    if len(point) < SHORTEST_SORTED:
         return point
     order = list[Operation]()
     for is_store, run in itertools.groupby(point, lambda operation: operation.name in STORES):
