@@ -49,8 +49,7 @@ SHORTEST_SORTED = 100
 AHEAD = 60
 # Vector operations that begin in a cycle, for that order: multiply-adds of most processors.
 BEGUN_IN_A_CYCLE = 2
-# Cycles from an operation to one that reads its value, where more than one. Source: AMD, Software Optimization Guide of Zen 4;
-# loads count as begun long before.
+# Cycles from an operation to one that reads its value, where more than one; loads count as begun long before. Source: assumed.
 CYCLES = {
     "arith.addf": 3,
     "arith.subf": 3,
