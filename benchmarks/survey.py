@@ -10,7 +10,8 @@ medians, with the geometric mean of all. Large ratios that do not belong to a wo
 For machines with AVX2: PBKERN_MACHINE=x86-64-v3, and XLA_FLAGS=--xla_cpu_max_isa=AVX2. That limits the code that XLA
 makes, but not its library for reductions, products and convolutions, YNNPACK, which goes by the processor: `perf report`
 shows ynn::max_kn_fp32_avx512 and ynn::dot_fp32_5x64x1_1x16x1_avx512. The library is left out with
---xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INVALID.
+--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INVALID. Products then go to oneDNN, which makes code for the
+processor as well, unless ONEDNN_MAX_CPU_ISA=AVX2: without it, 16 x 768 x 3072 takes 0.71 ms on Zen 4, with it 1.5.
 """
 
 from __future__ import annotations

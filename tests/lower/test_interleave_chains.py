@@ -8,10 +8,12 @@ import pytest
 import pbkern
 from pbkern.lower.mlir.operation import Operation, Region
 from pbkern.targets.cpu.emit.interleave_chains import (
+    AHEAD,
     FEW_LIVE,
     MOST_INTERLEAVED,
     MOST_LIVE,
     SHORTEST_INTERLEAVED,
+    SHORTEST_SORTED,
     interleaved,
 )
 
@@ -165,3 +167,83 @@ def test_points_without_operations_beside_long_ones():
     points = [[], *(steps_of_squares(name, SHORTEST_INTERLEAVED) for name in "abcdefg")]
     order = interleaved(points, 16)
     assert sorted(map(id, order)) == sorted(id(op) for point in points for op in point)
+
+
+def added_chains(names: str, length: int) -> list[Operation]:
+    """A point of chains that it adds up: each chain behind the one before, and the sum so far after each."""
+    operations, total = [load("%t0")], "%t0"
+    for name in names:
+        operations += chain(name, length)[:-1]
+        added = (total, f"%{name}{length - 2}")
+        total = f"%t{name}"
+        operations.append(Operation("arith.addf", added, VECTOR, result=total))
+    return [
+        *operations,
+        Operation("vector.store", (total, "%b", "%i"), f"memref<64xf32>, {VECTOR}"),
+    ]
+
+
+def is_in_order(order: list[Operation]) -> bool:
+    """Whether every operation comes behind those whose values it reads."""
+    places = {op.result: k for k, op in enumerate(order) if op.result}
+    return all(places.get(name, -1) < k for k, op in enumerate(order) for name in op.operands)
+
+
+def test_chains_of_a_long_point_take_turns():
+    point = added_chains("abcdef", 30)
+    order = interleaved([point], REGISTERS)
+    assert sorted(map(id, order)) == sorted(map(id, point))
+    assert is_in_order(order)
+    # Steps of the first chain, of which each waits for three cycles, and between them those of later ones.
+    first = [order.index(op) for op in point if op.result and op.result.startswith("%a")]
+    assert first[10] > 2 * 10
+    assert order[-1] is point[-1]
+
+
+def test_no_operation_of_a_long_point_begins_far_ahead():
+    point = added_chains("abcdefghijkl", 30)
+    order = interleaved([point], REGISTERS)
+    places = {id(op): k for k, op in enumerate(point)}
+    waiting = set(range(len(point)))
+    for op in order:
+        assert places[id(op)] - min(waiting) <= AHEAD
+        waiting.remove(places[id(op)])
+
+
+def test_operations_of_a_long_point_stay_between_its_stores():
+    parts = [added_chains(names, 30) for names in ("abcd", "efgh")]
+    parts[1][0] = load("%t1")  # the name of the first part's load is taken
+    parts[1] = [
+        Operation(op.name, tuple("%t1" if x == "%t0" else x for x in op.operands), op.types, result=op.result)
+        for op in parts[1]
+    ]  # fmt: skip
+    point = parts[0] + parts[1]
+    order = interleaved([point], REGISTERS)
+    assert order[len(parts[0]) - 1] is parts[0][-1]
+    assert {*order[: len(parts[0])]} == {*parts[0]}
+    assert is_in_order(order)
+
+
+def test_a_point_alone_that_is_short_keeps_its_order():
+    point = added_chains("ab", SHORTEST_SORTED // 2 - 5)
+    assert len(point) < SHORTEST_SORTED
+    assert interleaved([point], REGISTERS) == point
+
+
+def test_weights_of_many_neighbours():
+    """A point of 25 exponentials, against float64."""
+    x = np.random.default_rng(0).standard_normal((40, 61)).astype(np.float32)
+
+    def bilateral(x, exp):
+        rows, columns = x.shape[0] - 4, x.shape[1] - 4
+        centre = x[2 : 2 + rows, 2 : 2 + columns]
+        total, weight = centre * 0, centre * 0
+        for i in range(5):
+            for j in range(5):
+                y = x[i : i + rows, j : j + columns]
+                w = exp(-((y - centre) ** 2) - 0.1 * ((i - 2) ** 2 + (j - 2) ** 2))
+                total, weight = total + w * y, weight + w
+        return total / weight
+
+    got = pbkern.jit(lambda x: bilateral(x, jnp.exp))(jnp.asarray(x))
+    np.testing.assert_allclose(got, bilateral(x.astype(np.float64), np.exp), rtol=1e-5, atol=1e-6)

@@ -27,14 +27,12 @@ class MathFormat(NamedTuple):
     tiny: float  # least normal number
     exp_low: float  # exp is zero below
     exp_high: float  # exp and sinh are infinite above
-    subnormal: float  # exp may be subnormal below
     half_high: float  # sinh, cosh are infinite above
-    lift: int  # power of two that makes the scale of every subnormal normal
 
 
 FORMATS = {
-    "f32": MathFormat("i32", 23, 127, 2.0**-126, -104.5, 89.0, -80.0, 89.5, 64),
-    "f64": MathFormat("i64", 52, 1023, 2.0**-1022, -746.0, 710.0, -700.0, 710.6, 256),
+    "f32": MathFormat("i32", 23, 127, 2.0**-126, -104.5, 89.0, 89.5),
+    "f64": MathFormat("i64", 52, 1023, 2.0**-1022, -746.0, 710.0, 710.6),
 }
 SQRT_HALF_BITS = {"f32": 0x3F3504F3, "f64": 0x3FE6A09E667F3BCD}
 # Digits of constants beyond f64 come from splitting decimal expansions (OEIS A002162, A003881).
@@ -52,18 +50,21 @@ def split(high: float, low: float, el: str) -> tuple[float, float]:
 # ---------------------------------------------------------------------- exponentials
 
 
-def _exp_reduce(b: Builder, x: Ssa, shift: int) -> tuple[Ssa, Ssa]:
-    """x = n ln 2 + r, |r| <= ln(2) / 2 -> (2**(n - shift), r).
+def _power_and_rest(b: Builder, x: Ssa, added: int) -> tuple[Ssa, Ssa]:
+    """x = n ln 2 + r, |r| <= ln(2) / 2 -> (a float with n + added in its low bits, r).
 
-    Adding 1.5 * 2**mantissa + bias - shift rounds to an integer and leaves n + bias - shift in the
-    low bits of the sum.
+    Adding 1.5 * 2**mantissa + added rounds to an integer, which is left in the low bits of the sum.
     """
-    fmt = FORMATS[x.el]
-    magic = b.c(1.5 * 2.0**fmt.mantissa + (fmt.bias - shift), x.el)
+    magic = b.c(1.5 * 2.0 ** FORMATS[x.el].mantissa + added, x.el)
     shifted = b.fma(x, b.c(1 / math.log(2), x.el), magic)
     n = b.sub(shifted, magic)
     high, low = split(*LN2, x.el)
-    r = b.fma(n, b.c(-low, x.el), b.fma(n, b.c(-high, x.el), x))
+    return shifted, b.fma(n, b.c(-low, x.el), b.fma(n, b.c(-high, x.el), x))
+
+
+def _exp_reduce(b: Builder, x: Ssa, shift: int) -> tuple[Ssa, Ssa]:
+    """x = n ln 2 + r, |r| <= ln(2) / 2 -> (2**(n - shift), r)."""
+    shifted, r = _power_and_rest(b, x, FORMATS[x.el].bias - shift)
     return _scale(b, shifted), r
 
 
@@ -73,16 +74,16 @@ def _scale(b: Builder, t: Ssa) -> Ssa:
     return b.bitcast(b.shl(b.bitcast(t, fmt.int_el), b.c(fmt.mantissa, fmt.int_el)), t.el)
 
 
-def _lifted(b: Builder, x: Ssa, p: Ssa, scale: Ssa, threshold: float) -> Ssa:
-    """p * scale; where x < threshold the scale may be below the normal numbers, so it is lifted first."""
+def _times_power(b: Builder, x: Ssa, shifted: Ssa) -> Ssa:
+    """x * 2**n, rounded once, where `shifted` is what `_power_and_rest` gives for twice the bias.
+
+    Both factors are normal numbers where the result is subnormal or infinite.
+    """
     fmt = FORMATS[x.el]
-    low = b.cmp("lt", x, b.c(threshold, x.el))
-    bits = b.bitcast(scale, fmt.int_el)
-    raised = b.bitcast(
-        b.select(low, b.add(bits, b.c(fmt.lift << fmt.mantissa, fmt.int_el)), bits), x.el
-    )
-    y = b.mul(p, raised)
-    return b.select(low, b.mul(y, b.c(2.0**-fmt.lift, x.el)), y)
+    exponents, place = b.bitcast(shifted, fmt.int_el), b.c(fmt.mantissa, fmt.int_el)
+    half = b.shr(exponents, b.c(1, fmt.int_el))
+    first, second = b.shl(half, place), b.shl(b.sub(exponents, half), place)
+    return b.mul(b.mul(x, b.bitcast(first, x.el)), b.bitcast(second, x.el))
 
 
 def _exp_tail(b: Builder, r: Ssa, *, scale: float = 1.0) -> Ssa:
@@ -91,10 +92,11 @@ def _exp_tail(b: Builder, r: Ssa, *, scale: float = 1.0) -> Ssa:
 
 
 def exp(b: Builder, x: Ssa, *, nonpositive: bool = False) -> Ssa:
-    """Twice the polynomial times half the power of two, so that 2**128 is reached by rounding to infinity.
+    """The polynomial times the power of two, in two factors.
 
     `nonpositive` promises x <= 0 and may save a clamp. `approx`: degree 4, relative error 6e-6
-    (f32); degree 7, 1e-10 (f64); results below 2**-125 (2**-1021) may be zero.
+    (f32); degree 7, 1e-10 (f64); twice the polynomial times half the power of two, so that 2**128 is
+    reached by rounding to infinity; results below 2**-125 (2**-1021) may be zero.
     """
     b, fmt = b.strict(), FORMATS[x.el]
     if (special := b.math.lookup("exp", x.el)) is not None:
@@ -105,19 +107,25 @@ def exp(b: Builder, x: Ssa, *, nonpositive: bool = False) -> Ssa:
     x = b.at_least(x, flushed if b.approx else fmt.exp_low)
     if not nonpositive:
         x = b.at_most(x, fmt.exp_high)
-    scale, remainder = _exp_reduce(b, x, 1)
-    two = b.c(2, x.el)
-    polynomial = b.fma(b.fma(_exp_tail(b, remainder, scale=2), remainder, two), remainder, two)
-    return b.mul(polynomial, scale) if b.approx else _lifted(b, x, polynomial, scale, fmt.subnormal)
+    if b.approx:
+        scale, remainder = _exp_reduce(b, x, 1)
+        return b.mul(_exp_of_rest(b, remainder, 2), scale)
+    shifted, remainder = _power_and_rest(b, x, 2 * fmt.bias)
+    return _times_power(b, _exp_of_rest(b, remainder, 1), shifted)
 
 
-def _exp2_parts(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
-    """(2**(n - 1), 2 * 2**(x - n)) for the integer n nearest to x."""
-    fmt = FORMATS[x.el]
-    magic = b.c(1.5 * 2.0**fmt.mantissa + (fmt.bias - 1), x.el)
+def _exp_of_rest(b: Builder, r: Ssa, scale: int) -> Ssa:
+    """scale * exp(r)."""
+    first = b.c(scale, r.el)
+    return b.fma(b.fma(_exp_tail(b, r, scale=scale), r, first), r, first)
+
+
+def _exp2_parts(b: Builder, x: Ssa, added: int, scale: int) -> tuple[Ssa, Ssa]:
+    """(a float with n + added in its low bits, scale * 2**(x - n)) for the integer n nearest to x."""
+    magic = b.c(1.5 * 2.0 ** FORMATS[x.el].mantissa + added, x.el)
     shifted = b.add(x, magic)
-    remainder = b.sub(x, b.sub(shifted, magic))
-    return _scale(b, shifted), b.fma(fit(b, remainder, "exp2", scale=2), remainder, b.c(2, x.el))
+    r = b.sub(x, b.sub(shifted, magic))
+    return shifted, b.fma(fit(b, r, "exp2", scale=scale), r, b.c(scale, x.el))
 
 
 def exp2(b: Builder, x: Ssa) -> Ssa:
@@ -125,14 +133,14 @@ def exp2(b: Builder, x: Ssa) -> Ssa:
     if (special := b.math.lookup("exp2", x.el)) is not None:
         return special(b, x)
     x = b.at_most(b.at_least(x, fmt.exp_low / math.log(2)), fmt.bias + 1.25)
-    scale, polynomial = _exp2_parts(b, x)
-    return _lifted(b, x, polynomial, scale, fmt.subnormal / math.log(2))
+    shifted, polynomial = _exp2_parts(b, x, 2 * fmt.bias, 1)
+    return _times_power(b, polynomial, shifted)
 
 
 def exp2_unchecked(b: Builder, x: Ssa) -> Ssa:
     """2**x for x and results within the normal range."""
-    scale, polynomial = _exp2_parts(b, x)
-    return b.mul(polynomial, scale)
+    shifted, polynomial = _exp2_parts(b, x, FORMATS[x.el].bias - 1, 2)
+    return b.mul(polynomial, _scale(b, shifted))
 
 
 def _expm1_unclamped(b: Builder, x: Ssa) -> Ssa:
@@ -427,11 +435,11 @@ def _pow_f64(b: Builder, a: Ssa, y: Ssa) -> Ssa:
     p_low = b.fma(y, low, p_low)
     clamped = b.at_most(b.at_least(p, fmt.exp_low), fmt.exp_high)
     p_low = b.select(b.cmp("eq", clamped, p), p_low, b.c(0, "f64"))
-    scale, remainder = _exp_reduce(b, clamped, 1)
+    shifted, remainder = _power_and_rest(b, clamped, 2 * fmt.bias)
     remainder = b.add(remainder, p_low)
-    two = b.c(2, "f64")
-    polynomial = b.fma(b.fma(fit(b, remainder, "exp", scale=2), remainder, two), remainder, two)
-    return _lifted(b, clamped, polynomial, scale, fmt.subnormal)
+    one = b.c(1, "f64")
+    polynomial = b.fma(b.fma(fit(b, remainder, "exp"), remainder, one), remainder, one)
+    return _times_power(b, polynomial, shifted)
 
 
 def pow(b: Builder, x: Ssa, y: Ssa) -> Ssa:

@@ -6,6 +6,8 @@ Where their vectors are more than the registers hold, runs of operations take tu
 
     a1; .. a9; a10; .. a18; b1; .. b9; b10; .. b18   ->   a1; .. a9; b1; .. b9; a10; .. a18; b10; .. b18
 
+A long point alone may consist of several chains, whose operations take turns too, each as soon as it could begin.
+
 A point is often one long chain of dependent operations, and a processor looks only some sixty
 vector operations ahead. LLVM keeps the order that it is given. Measured on Zen 4 with 4 points:
 Newton's iterations 1.35 times as fast, Black-Scholes 1.4, mish and powers 1.2, gelu 1.1; short
@@ -14,6 +16,7 @@ points, which are under way together anyway, gain nothing.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
@@ -38,6 +41,23 @@ MOST_LIVE = 48
 # Operations of the longest run that takes turns with those of other points: eight of them are as many as the processor looks
 # ahead, and some more.
 LONGEST_RUN = 16
+# Operations of the shortest point whose order is when they could begin: some more than the processor looks ahead. Measured on
+# Zen 4 as x86-64-v3, 25 exponentials in a point of 840 operations, 400 x 400 points: 2.18 ms in the order of the expression,
+# 1.81 so; with 32 registers 1.02 and 1.00.
+SHORTEST_SORTED = 100
+# Operations before an earlier one. Measured the same way: 40 to 160 take the same time.
+AHEAD = 60
+# Vector operations that begin in a cycle, for that order: multiply-adds of most processors.
+BEGUN_IN_A_CYCLE = 2
+# Cycles from an operation to one that reads its value, where more than one; loads count as begun long before. Source: assumed.
+CYCLES = {
+    "arith.addf": 3,
+    "arith.subf": 3,
+    "arith.mulf": 3,
+    "math.fma": 4,
+    "arith.divf": 11,
+    "math.sqrt": 15,
+}
 STORES = ("vector.store", "vector.maskedstore")
 
 
@@ -57,9 +77,7 @@ def interleave_points(
         and not walk.rewrites
     )
     block.operations = before + (
-        interleaved(filled, walk.sched.registers)
-        if free and len(points) > 1
-        else [x for one in filled for x in one]
+        interleaved(filled, walk.sched.registers) if free else [x for one in filled for x in one]
     )
 
 
@@ -73,6 +91,8 @@ def interleaved(points: list[list[Operation]], registers: int) -> list[Operation
         or max(map(len, points)) < SHORTEST_INTERLEAVED
     ):
         return [operation for operations in points for operation in operations]
+    if len(points) == 1:
+        return _as_they_can_begin(points[0])
     size, few = 2 * MOST_INTERLEAVED, FEW_LIVE * registers
 
     def grouped(run: Sequence[int] = ()) -> list[list[Operation]]:
@@ -89,6 +109,51 @@ def interleaved(points: list[list[Operation]], registers: int) -> list[Operation
         size //= 2
         groups = grouped()
     return [x for group in groups for x in group]
+
+
+def _as_they_can_begin(point: list[Operation]) -> list[Operation]:
+    """A long point's operations in the order in which they could begin; none moves over a store."""
+    if len(point) < SHORTEST_SORTED:
+        return point
+    order = list[Operation]()
+    for is_store, run in itertools.groupby(point, lambda operation: operation.name in STORES):
+        operations = list(run)
+        order += operations if is_store else _begun_in_turn(operations)
+    return order
+
+
+def _begun_in_turn(operations: list[Operation]) -> list[Operation]:
+    """Operations that make a value each: a few begin in a cycle, when their operands are there, the first ones first.
+
+    None begins more than AHEAD operations before an earlier one, so that few values wait to be read.
+    """
+    makers = {operation.value: k for k, operation in enumerate(operations)}
+    readers: list[list[int]] = [[] for _ in operations]
+    unmet = [0] * len(operations)
+    for reader, operation in enumerate(operations):
+        for maker in {makers[name] for name in operation.operands if name in makers}:
+            readers[maker].append(reader)
+            unmet[reader] += 1
+    ready = [k for k, count in enumerate(unmet) if not count]  # a heap
+    under_way = list[tuple[float, int]]()  # a heap: when there is a value, and whose
+    time, order, first, begun = 0.0, list[Operation](), 0, [False] * len(operations)
+    while len(order) < len(operations):
+        while under_way and under_way[0][0] <= time:
+            for reader in readers[heapq.heappop(under_way)[1]]:
+                unmet[reader] -= 1
+                if not unmet[reader]:
+                    heapq.heappush(ready, reader)
+        while begun[first]:
+            first += 1
+        if not ready or ready[0] > first + AHEAD:
+            time = under_way[0][0]
+            continue
+        k = heapq.heappop(ready)
+        begun[k] = True
+        order.append(operations[k])
+        heapq.heappush(under_way, (time + CYCLES.get(operations[k].name, 1), k))
+        time += 1 / BEGUN_IN_A_CYCLE
+    return order
 
 
 def _is_plain(op: Operation) -> bool:
