@@ -65,7 +65,7 @@ def _held_result(op: Operation) -> list[Operation] | None:
 
 
 def _hold(value: str, kind: str, name: str) -> Operation:
-    """What an empty assembly statement returns for a value, of which LLVM knows nothing."""
+    """An empty assembly statement that returns a value, of which LLVM then knows nothing."""
     return Operation(
         "llvm.inline_asm", (value,), f"({kind}) -> {kind}", ' "", "=v,0" %s', result=name
     )
