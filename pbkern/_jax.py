@@ -42,6 +42,7 @@ from jax._src.state import primitives as state
 from jax._src.util import register_cache, split_list, weakref_lru_cache
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex
+from jax.extend.random import threefry_prng_impl
 
 from pbkern._user_lines import UserLine, line_of_frame
 
@@ -823,6 +824,23 @@ def untyped_manual_axes():
     return config._check_vma(False)
 
 
+def without_mesh():
+    """Context manager: what is traced inside is not typed by the mesh that the user's code has set.
+
+    The mesh of a shard_map stays.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.manual_axes:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+
+
+def is_laid_over_devices(sharding) -> bool:
+    """Whether a type or a parameter says how an array lies over a mesh, other than the one inside a shard_map."""
+    mesh = getattr(sharding, "mesh", None)
+    return mesh is not None and not mesh.empty and not mesh.manual_axes
+
+
 def keep_with_executable(ctx, x) -> None:
     """Makes what a lowering compiles refer to x, from now until it goes."""
     ctx.module_context.add_keepalive(_Held(x))
@@ -945,6 +963,11 @@ def copy_operands(eqn, operands) -> tuple:
 def key_implementation(dtype):
     """The generator of a typed PRNG key's dtype: its key_shape, name, and functions seed, split, fold_in, random_bits."""
     return dtype._impl
+
+
+def is_generator(value) -> bool:
+    """Whether a value, as a parameter of an equation, is the generator of typed PRNG keys."""
+    return isinstance(value, type(threefry_prng_impl))
 
 
 def is_tpu_generator(implementation) -> bool:

@@ -150,7 +150,7 @@ def current_plan(
     jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, donated: tuple[bool, ...] = ()
 ) -> Build:
     """The plan under the present configuration and what tuning has found for this program."""
-    with _jax.types_kept(jaxpr), _jax.untyped_manual_axes():
+    with _jax.types_kept(jaxpr), _jax.untyped_manual_axes(), _jax.without_mesh():
         return build_plan(
             jaxpr,
             name,
@@ -343,7 +343,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
         if devices > 1:
             leave_to_partitioner(jaxpr, name, devices, options.strict_target)
             return jex.jaxpr_as_fun(jaxpr)(*args)
-        with _jax.untyped_manual_axes():
+        with _jax.untyped_manual_axes(), _jax.without_mesh():
             with (
                 progress.compiling(name),
                 gc_pause.paused(),

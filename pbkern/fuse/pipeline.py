@@ -11,6 +11,7 @@ from operator import attrgetter
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jaxprs.shardings import without_shardings
 from pbkern.core.ops.ordered_values import ordered_values
 from pbkern.core.ops.shared_products import shared_products
 from pbkern.core.passes import Pass, passed_over, run_passes
@@ -99,6 +100,12 @@ def _fast_and_unsafe(options: FuseOptions) -> bool:
 
 # ClosedJaxpr, FuseOptions -> ClosedJaxpr. Groups are made of what the last one leaves.
 FUSE_PASSES = (
+    Pass(
+        "without shardings",
+        _of_jaxpr(without_shardings),
+        "plans are for one device; JAX refuses types with other meshes than those of later passes",
+        required=True,
+    ),
     Pass(
         "keys as words", _of_jaxpr(keys_as_words), "no later pass meets typed keys", required=True
     ),

@@ -13,6 +13,9 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import pbkern
 from pbkern.core.errors import OptionError
@@ -341,6 +344,45 @@ def test_computation_follows_sharded_arguments(kind):
         XLA_FLAGS="--xla_force_host_platform_device_count=8",
     )
     assert "fine" in out
+
+
+PLACED = {
+    "uniform": lambda x, s: jax.random.uniform(KEY, (4,), out_sharding=s),
+    "bits": lambda x, s: jax.random.bits(KEY, (4,), out_sharding=s),
+    "randint": lambda x, s: jax.random.randint(KEY, (4,), 0, 9, out_sharding=s),
+    "permutation": lambda x, s: jax.random.permutation(KEY, 4, out_sharding=s),
+    "gamma": lambda x, s: jax.random.gamma(KEY, x * x + 1),
+    "product": lambda x, s: jnp.einsum("ij,jk->ik", x, x, out_sharding=P(None, "x")),
+    "reshard": lambda x, s: jax.sharding.reshard(x, P(None, "x")) * 2,
+    "loop": lambda x, s: lax.while_loop(
+        lambda c: c[0].sum() < 1000.0, lambda c: (c[0] + jnp.abs(c[1]), c[1]), (x, x)
+    ),
+    "branch": lambda x, s: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x),
+    "gradient": lambda x, s: jax.grad(lambda x: (jax.nn.softmax(x @ x, -1) ** 2).sum())(x),
+    "complex": lambda x, s: jnp.exp(x * 1j),
+    "keys": lambda x, s: jax.random.split(KEY, 8),
+}
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_a_mesh_of_one_device_is_not_seen_by_the_compiler(name):
+    """Types have shardings there (AxisType.Explicit): results have those that jax.jit gives them, and nothing reshards."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    placed = NamedSharding(mesh, P("x"))
+    x = np.random.default_rng(0).normal(size=(8, 8)).astype("f")
+    f = lambda x: PLACED[name](x, placed)
+    with jax.set_mesh(mesh):
+        on_mesh = jax.device_put(x, placed)
+        results, wanted = pbkern.jit(f)(on_mesh), jax.jit(f)(on_mesh)
+        left = [op.op for op in pbkern.jit(f).explain(on_mesh).left]
+    for got, want in zip(jax.tree.leaves(results), jax.tree.leaves(wanted), strict=True):
+        assert jax.typeof(got) == jax.typeof(want)
+        assert got.sharding == want.sharding
+        if name == "keys":
+            got, want = jax.random.key_data(got), jax.random.key_data(want)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert "reshard" not in left
 
 
 def test_what_is_gathered_for_a_hand_written_kernel_is_named():

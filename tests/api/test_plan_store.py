@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import define_prng_impl, threefry_prng_impl
 
 import pbkern
 from pbkern.api import pipeline, plan_store
@@ -391,6 +392,22 @@ def test_digests_tell_what_they_do_not_cover():
     assert described(closed).unnamed
     relu = jax.make_jaxpr(lambda x: jax.grad(lambda v: jax.nn.relu(v).sum())(x))(X)
     assert not described(relu).unnamed
+
+
+def test_digests_tell_generators_of_random_numbers_apart():
+    known, parts = threefry_prng_impl, ("key_shape", "seed", "split", "random_bits", "fold_in")
+
+    def content(**changed):
+        generator = define_prng_impl(**{part: getattr(known, part) for part in parts} | changed)
+        return described(jax.make_jaxpr(jax.random.split)(jax.random.key(1, impl=generator)))
+
+    same, other = content(), content(split=known.fold_in)
+    assert not same.unnamed
+    assert not other.unnamed
+    assert same.digest == content().digest != other.digest
+    assert len(content(split=lambda k, shape: known.split(k, shape)).unnamed) == 1
+    seeding = described(jax.make_jaxpr(lambda: jax.random.bits(jax.random.key(1)))())
+    assert not seeding.unnamed
 
 
 def test_programs_that_share_code_keep_their_names(store):

@@ -192,3 +192,95 @@ def test_remainders_of_unsigned_numbers_need_no_test_of_their_sign():
     assert not {"lt", "ge", "select_n", "or", "and"} & {e.primitive.name for e in plan.jaxpr.eqns}
     check(f, x)
     check(lambda x: lax.fori_loop(0, 6, lambda i, c: c * c % 65521, x), x)
+
+
+KINDS = ("bool", "int8", "uint8", "int32", "uint32", "float16", "bfloat16", "float32")
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("out", [kind for kind in KINDS if kind != "bool"])
+@pytest.mark.parametrize("left", [kind for kind in KINDS if kind != "bool"])
+def test_products_of_a_type_convert_their_operands(left, out):
+    """int8 * int8 in int32 does not wrap around, and float32 * float32 in bfloat16 has rounded operands."""
+    for right in (left, "int16", "float32"):
+        x = np.array([1, 2, 3.25, -5, 100, 3.00390625, -7]).astype(
+            np.int64 if left[0] == "u" else "f"
+        )
+        y = np.array([4, 2.5, 9, -5, 120, 3.00390625, 1])
+        x, y = jnp.asarray(x).astype(left), jnp.asarray(y.astype("f")).astype(right)
+        f = lambda x, y: lax.mul(x, y, out_dtype=out)
+        plan = planned(f, x, y)
+        assert {
+            eqn.params["out_dtype"] for eqn in plan.jaxpr.eqns if eqn.primitive.name == "mul"
+        } <= {None}
+        got, want = pbkern.jit(f)(x, y), np.asarray(x.astype(out)) * np.asarray(y.astype(out))
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(np.asarray(got), want)
+
+
+def test_products_of_a_type_in_kernels_and_gradients():
+    def body(x, out):
+        out[...] = lax.mul(x[...], x[...], out_dtype=jnp.int32)
+
+    x = np.arange(-64, 64, dtype=np.int8)
+    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(x.shape, np.int32))
+    np.testing.assert_array_equal(kernel(x), x.astype(np.int32) ** 2)
+    slope = jax.grad(pbkern.jit(lambda v: lax.mul(v, v, out_dtype=jnp.bfloat16).astype("f").sum()))
+    np.testing.assert_array_equal(slope(x.astype("f")), 2 * x.astype("f"))
+
+
+NOTHING_REDUCED = {
+    "reduce": lambda x: lax.reduce(x, np.float32(2), lax.add, ()),
+    "reduce with a number": lambda x: lax.reduce(x, np.float32(2), lambda a, b: a * b + 1, ()),
+    "reduce two": lambda x: lax.reduce(
+        (x, x * 2), (np.float32(2),) * 2, lambda a, b: (a[0] + b[0], a[1] * b[1]), ()
+    ),
+    "sum": lambda x: lax.reduce(x, np.float32(0), lax.add, ()),
+    "largest": lambda x: lax.reduce(x, np.float32(-np.inf), lax.max, ()),
+}
+SCALAR_WINDOWS = {
+    "start": lambda x: lax.reduce_window(x, np.float32(2), lax.add, (), (), ()),
+    "sum": lambda x: lax.reduce_window(x, np.float32(0), lax.add, (), (), ()),
+    "largest": lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (), (), ()),
+    "any": lambda x: lax.reduce_window(x, np.float32(2), lambda a, b: a * b + 1, (), (), ()),
+}
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+@pytest.mark.parametrize("name", NOTHING_REDUCED)
+def test_reductions_over_no_dimension(name, shape):
+    x, f = rand(*shape), NOTHING_REDUCED[name]
+    g = lambda x: jax.tree.map(jnp.tanh, f(x * 1.5))
+    for function in (f, g):
+        got, want = pbkern.jit(function)(x), jax.jit(function)(x)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
+
+
+@pytest.mark.parametrize("name", SCALAR_WINDOWS)
+def test_windows_of_scalars(name):
+    x, f = np.float32(3), SCALAR_WINDOWS[name]
+    np.testing.assert_array_equal(pbkern.jit(f)(x), jax.jit(f)(x))
+    many = np.arange(5, dtype=np.float32)
+    np.testing.assert_array_equal(pbkern.jit(jax.vmap(f))(many), jax.jit(jax.vmap(f))(many))
+
+
+def test_windows_of_scalars_in_kernels():
+    def body(x, out):
+        out[0] = lax.reduce_window(x[1], np.float32(0), lax.add, (), (), ())
+
+    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((1,), np.float32))
+    np.testing.assert_array_equal(kernel(np.arange(3, dtype="f")), [1])
+
+
+def test_windows_of_one_element_are_slices():
+    x = rand(7, 9)
+    f = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 1), (2, 3), ((1, 0), (0, 2)))
+    plan = planned(f, x)
+    assert not any(eqn.primitive.name.startswith("reduce_window") for eqn in plan.jaxpr.eqns)
+    np.testing.assert_array_equal(pbkern.jit(f)(x), jax.jit(f)(x))
+
+
+def test_bodies_of_reductions_with_a_number():
+    f = lambda x: lax.reduce(x, np.float32(1), lambda a, b: (a * b) + 0.5, (1,))
+    x = rand(4, 3)
+    np.testing.assert_allclose(pbkern.jit(f)(x), jax.jit(f)(x), rtol=1e-6)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import define_prng_impl, threefry_prng_impl
 
 import pbkern
 from pbkern.testing import assert_kernels
@@ -111,6 +112,66 @@ def test_other_generators_stay_with_xla():
     jitted = pbkern.jit(f)
     same(jitted(k), jax.jit(f)(k))
     assert {x.op for x in jitted.explain(k).left} == {"rng_bit_generator"}
+
+
+def multiplying(factor):
+    """A generator of the user's own, without a name that JAX knows: one word, multiplied by a number."""
+    size = lambda shape: int(np.prod(shape, dtype=int))
+    position = lambda shape: jnp.arange(1, size(shape) + 1, dtype=np.uint32).reshape(shape)
+    bits = lambda k, width, shape: (k[0] * np.uint32(factor) * position(shape)).astype(
+        f"uint{width}"
+    )
+    return define_prng_impl(
+        key_shape=(1,),
+        seed=lambda seed: jnp.atleast_1d(seed).astype(np.uint32)[:1] * 2 + 1,
+        split=lambda k, shape: bits(k, 32, shape)[..., None],
+        random_bits=bits,
+        fold_in=lambda k, number: k * 3 + jnp.asarray(number, np.uint32),
+    )
+
+
+THREEFRY_WITHOUT_NAME = define_prng_impl(
+    **{
+        part: getattr(threefry_prng_impl, part)
+        for part in ("key_shape", "seed", "split", "random_bits", "fold_in")
+    }
+)
+OF_KEYS = {
+    "split": lambda k: jax.random.split(k, 3),
+    "loop": lambda k: jax.lax.scan(
+        lambda k, v: (jax.random.fold_in(k, 7), v + jax.random.uniform(k)), k, X[0]
+    ),
+    "branch": lambda k: jax.lax.cond(
+        jax.random.bits(k) % 2 == 0, lambda k: k, lambda k: jax.random.fold_in(k, 1), k
+    ),
+    "vmap": lambda k: jax.vmap(lambda q, v: (q, jax.random.uniform(q, v.shape) + v))(
+        jax.random.split(k, 5), X[:5]
+    ),
+    "gamma": lambda k: jax.random.gamma(k, X[:3, :3] ** 2 + 1),
+    "seed": lambda k: jax.random.key(3, impl=k.dtype),
+}
+
+
+@pytest.mark.parametrize("generator", [multiplying(2654435761), THREEFRY_WITHOUT_NAME])
+@pytest.mark.parametrize("name", OF_KEYS)
+def test_generators_of_the_user(name, generator):
+    def words(results):
+        is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return [jax.random.key_data(x) if is_key(x) else x for x in jax.tree.leaves(results)], [
+            x.dtype for x in jax.tree.leaves(results)
+        ]
+
+    f, k = OF_KEYS[name], jax.random.key(5, impl=generator)
+    (got, types), (want, wanted) = words(pbkern.jit(f)(k)), words(jax.jit(f)(k))
+    assert types == wanted
+    same(got, want)
+
+
+def test_two_generators_without_names_are_two():
+    f = pbkern.jit(lambda k: jax.random.bits(k, (5,)) ^ np.uint32(1))
+    for factor in (3, 5):
+        k = jax.random.key(1, impl=multiplying(factor))
+        np.testing.assert_array_equal(f(k), np.uint32(3 * factor) * np.arange(1, 6, dtype="u4") ^ 1)
 
 
 def test_bitcasts():

@@ -48,6 +48,10 @@ EXPANSIONS: dict[str, Callable] = {
 }
 
 
+# Primitives that some version of JAX lets name the type in which they compute: `lax.mul(x, y, out_dtype=...)`.
+_COMPUTE_IN_TYPE = frozenset(("add", "sub", "mul", "div", "rem", "max", "min", "pow"))
+
+
 def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
     """The jaxpr that a call equation inlines to, or None for any other equation."""
     if eqn.primitive.name == "custom_linear_solve":
@@ -55,6 +59,8 @@ def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
     if eqn.primitive.name in EXPANSIONS:
         expansion = functools.partial(EXPANSIONS[eqn.primitive.name], **eqn.params)
         return jax.make_jaxpr(expansion)(*[fresh_aval(var.aval) for var in eqn.invars])
+    if _names_type(eqn):
+        return _in_type(eqn)
     if is_of_library(eqn):
         return _definition(eqn)
     key = CALLS.get(eqn.primitive.name)
@@ -73,6 +79,7 @@ def has_calls(closed: jex.ClosedJaxpr) -> bool:
         eqn.primitive.name in CALLS
         or eqn.primitive.name in EXPANSIONS
         or eqn.primitive.name == "custom_linear_solve"
+        or _names_type(eqn)
         or is_of_library(eqn)
         for eqn in equations(closed.jaxpr)
     )
@@ -86,6 +93,23 @@ def rules_kept() -> Iterator[None]:
         yield
     finally:
         _rules_are_kept.reset(token)
+
+
+def _names_type(eqn) -> bool:
+    """Whether an equation computes in a type that need not be its operands'."""
+    return eqn.primitive.name in _COMPUTE_IN_TYPE and eqn.params.get("out_dtype") is not None
+
+
+def _in_type(eqn) -> jex.ClosedJaxpr:
+    """The operands converted, then the operation: what JAX lowers such an equation to."""
+    params = {**eqn.params, "out_dtype": None}
+    dtype = eqn.params["out_dtype"]
+
+    def computed(*operands):
+        converted = [jax.lax.convert_element_type(x, dtype) for x in operands]
+        return eqn.primitive.bind(*converted, **params)
+
+    return jax.make_jaxpr(computed)(*[fresh_aval(var.aval) for var in eqn.invars])
 
 
 def has_rules(jaxpr: jex.Jaxpr) -> bool:

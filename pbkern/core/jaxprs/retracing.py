@@ -269,6 +269,9 @@ _NEUTRAL_IF_EMPTY = {
 }
 
 
+_WINDOWS = ("reduce_window_sum", "reduce_window_max", "reduce_window_min")
+
+
 def _keeps_value(eqn) -> bool:
     """Whether an equation returns its operand; the public functions would not make it."""
     name, params = eqn.primitive.name, eqn.params
@@ -277,6 +280,8 @@ def _keeps_value(eqn) -> bool:
     if name in ("broadcast_in_dim", "reshape", "slice"):
         same_shape = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
         return same_shape and len(eqn.invars) == 1 and params.get("dimensions") is None
+    if name in _WINDOWS and not params["window_dimensions"]:
+        return True
     if name == "transpose":
         return tuple(params["permutation"]) == tuple(range(len(params["permutation"])))
     return name == "concatenate" and len(eqn.invars) == 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern._jax import cached_by_jaxpr_alone
+from pbkern._jax import cached_by_jaxpr_alone, is_generator, key_implementation
 from pbkern.core.jaxprs.walks import as_dtype, literal_value
 from pbkern.core.lazy_dataclass import dataclass
 
@@ -101,8 +102,14 @@ class _Digester:
         known = self._types.get(id(aval))
         if known is None:
             weak = "~" if getattr(aval, "weak_type", False) else ""
-            known = self._types[id(aval)] = f"{weak}{aval}"
+            dtype = getattr(aval, "dtype", None)
+            generator = f" {self._generator(key_implementation(dtype))}" if _is_key(dtype) else ""
+            known = self._types[id(aval)] = f"{weak}{aval}{generator}"
         return known
+
+    def _generator(self, generator: Any) -> str:
+        """A generator of PRNG keys: its functions, for other generators may have its name and tag."""
+        return f"generator({','.join(map(self._value, generator))})"
 
     def _value(self, value: Any) -> str:
         match value:
@@ -120,6 +127,8 @@ class _Digester:
                 return str(value)
             case np.ndarray() | np.generic() | jax.Array():
                 return self._array(value)
+            case _ if is_generator(value):
+                return self._generator(value)
             case tuple() | list():
                 return f"({','.join(map(self._value, value))})"
             case Mapping():
@@ -132,19 +141,35 @@ class _Digester:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = (getattr(value, field.name) for field in dataclasses.fields(value))
             return f"{type(value).__qualname__}({','.join(map(self._value, fields))})"
+        if _is_function_of_library(value):
+            return f"{value.__module__}.{value.__qualname__}"
         of_class, text = value if isinstance(value, type) else type(value), str(value)
         named = of_class.__module__.partition(".")[0] in PRINTED and " at 0x" not in text
         return f"{of_class.__qualname__} {text}" if named else self._without_content(value)
 
     def _array(self, value: Any) -> str:
         if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-            return f"{value.dtype} {self._array(jax.random.key_data(value))}"
+            generator = self._generator(key_implementation(value.dtype))
+            return f"{value.dtype} {generator} {self._array(jax.random.key_data(value))}"
         array = np.asarray(value)
         return f"{array.dtype}{array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
 
     def _without_content(self, value: Any) -> str:
         self.unnamed.append(getattr(value, "__qualname__", type(value).__qualname__))
         return "unnamed"
+
+
+def _is_key(dtype: Any) -> bool:
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _is_function_of_library(value: Any) -> bool:
+    """Whether a value is what its module and name say, in a package whose version tells its content."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not callable(value) or not isinstance(module, str) or not isinstance(name, str):
+        return False
+    held_there = getattr(sys.modules.get(module), name, None)
+    return module.partition(".")[0] in PRINTED and held_there is value
 
 
 def _hashed(words: list[str]) -> str:

@@ -51,6 +51,11 @@ def words_of(dtype) -> tuple[int, ...]:
     return tuple(_jax.key_implementation(dtype).key_shape)
 
 
+def keys_of(words, dtype):
+    """Keys of this type, of their words. The type has the generator itself, which JAX need not know by a name."""
+    return jax.random.wrap_key_data(words, impl=_jax.key_implementation(dtype))
+
+
 def held(aval) -> tuple[tuple[int, ...], np.dtype]:
     """(shape, dtype) of the memory of an array; for PRNG keys, of their words."""
     if is_key(aval.dtype):
@@ -101,8 +106,7 @@ def _of_each_key(run, eqn, operands: Sequence, function: Callable[..., object], 
 
     def one(*args):
         args = [
-            jax.random.wrap_key_data(arg, impl=impl.name) if is_keyed and wraps else arg
-            for arg, is_keyed in zip(args, keyed)
+            keys_of(arg, dtype) if is_keyed and wraps else arg for arg, is_keyed in zip(args, keyed)
         ]
         result = function(impl, *args)
         return jax.random.key_data(result) if is_key(result.dtype) else result

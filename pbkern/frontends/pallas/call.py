@@ -518,5 +518,5 @@ def held_like(x, dtype):
     if is_key(x.dtype):
         return jax.random.key_data(x)
     if is_key(dtype):
-        return jax.random.wrap_key_data(x, impl=_jax.key_implementation(dtype).name)
+        return prng_keys.keys_of(x, dtype)
     return held(x, dtype)

@@ -14,7 +14,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.jaxprs.retracing import retrace_into
 from pbkern.core.jaxprs.walks import inner_jaxprs
-from pbkern.dsl.primitives.prng_keys import RULES, held, is_key, rewrite
+from pbkern.dsl.primitives.prng_keys import RULES, held, is_key, keys_of, rewrite
 
 
 def keys_as_words(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -35,9 +35,7 @@ def words_of_keys(values: Sequence) -> list:
 def keys_of_words(values: Sequence, avals: Sequence) -> list:
     """The inverse of `words_of_keys`, for values of these types."""
     return [
-        jax.random.wrap_key_data(value, impl=_jax.key_implementation(aval.dtype).name)
-        if is_key(aval.dtype)
-        else value
+        keys_of(value, aval.dtype) if is_key(aval.dtype) else value
         for value, aval in zip(values, avals)
     ]
 

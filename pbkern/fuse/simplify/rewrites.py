@@ -188,15 +188,19 @@ def _monoids(eqn, operands):
     monoids = []
     for k, (operand, init) in enumerate(zip(operands[:count], operands[count:])):
         combine = makers.get(body.outvars[k])
-        pair = {body.invars[k], body.invars[count + k]}
-        if combine is None or combine.primitive.name not in MONOIDS or set(combine.invars) != pair:
+        pair = [body.invars[k], body.invars[count + k]]
+        if combine is None or combine.primitive.name not in MONOIDS:
+            return None
+        if combine.invars not in (pair, pair[::-1]):
             return None
         monoids.append((combine, operand, init))
     return monoids
 
 
 def _reduce(eqn, operands):
-    """x, y -> sum(x), max(y)."""
+    """x, y -> sum(x), max(y). Over no dimension they are x and y: the start does not count there, as in XLA."""
+    if not eqn.params["dimensions"]:
+        return list(operands[: len(operands) // 2])
     results = []
     for combine, x, init in _monoids(eqn, operands) or ():
         reducer, identity = MONOIDS[combine.primitive.name]
@@ -219,8 +223,10 @@ WINDOWS = {
 def _reduce_window(eqn, operands):
     """Windows whose body is one operation.
 
-    The start counts once, as in XLA on CPUs; padding does not count.
+    The start counts once, as in XLA on CPUs; padding does not count. Nor does the start where the operands are scalars.
     """
+    if not operands[0].ndim:
+        return list(operands[: len(operands) // 2])
     names = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
     results = []
     for combine, x, init in _monoids(eqn, operands) or ():
@@ -238,12 +244,14 @@ def _reduce_window(eqn, operands):
 
 
 def _padded_windows(primitive, x, params: dict, identity):
-    """Windows with padding and input dilation as a pad."""
+    """Windows with padding and input dilation as a pad; those of one element as a slice."""
     config = tuple(
         (lo, hi, dim - 1) for (lo, hi), dim in zip(params["padding"], params["base_dilation"])
     )
     if any(pads != (0, 0, 0) for pads in config):
         x = lax.pad_p.bind(x, identity, padding_config=config)
+    if all(size == 1 for size in params["window_dimensions"]):
+        return lax.slice(x, (0,) * x.ndim, x.shape, params["window_strides"]) if x.ndim else x
     return primitive.bind(
         x, **{**params, "padding": ((0, 0),) * x.ndim, "base_dilation": (1,) * x.ndim}
     )

@@ -285,7 +285,10 @@ def atan(b: Builder, x: Ssa) -> Ssa:
 
 
 def atan2(b: Builder, y: Ssa, x: Ssa) -> Ssa:
-    """Angle of the point (x, y), with C99's values on the axes and at infinity."""
+    """Angle of the point (x, y), with C99's values on the axes and at infinity.
+
+    XLA's threads take subnormal coordinates for zeros: bits tell which one is on which axis.
+    """
     b = b.strict()
     el = x.el
     ax, ay = b.abs(x), b.abs(y)
@@ -303,6 +306,7 @@ def atan2(b: Builder, y: Ssa, x: Ssa) -> Ssa:
     small = b.select(endless, b.select(both, one, zero), small)
     large = b.select(b.or_(endless, b.cmp("eq", large, zero)), one, large)
     eighths, remainder = _atan_of_ratio(b, small, large)
+    above = b.cmp("gt", *(b.bitcast(part, FORMATS[el].int_el) for part in (ay, ax)))
     eighths = b.select(above, b.sub(b.c(2, el), eighths), eighths)
     remainder = b.select(above, b.neg(remainder), remainder)
     left = b.cmp("lt", b.copysign(one, x), zero)
