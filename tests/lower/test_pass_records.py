@@ -108,4 +108,6 @@ def test_records_are_compared_by_their_thresholds():
     assert Unswitch() == Unswitch(most_nodes=120)
     assert Unswitch() != Unswitch(most_nodes=119)
     step = Pass("unswitch", Unswitch(most_copies=3), "a pass for this test")
-    assert str(step) == "unswitch{fewest_points=512, most_nodes=120, most_copies=3}"
+    assert str(step) == (
+        "unswitch{fewest_points=512, fewest_row_points=512, most_nodes=120, most_copies=3}"
+    )

@@ -47,13 +47,13 @@ from pbkern.lower.nest.ir import (
 
 @dataclass(frozen=True)
 class Unswitch:
-    """Copies nests, inner ones too, for the sides of their selects by scalars.
+    """Copies nests, inner ones too, for the sides of their selects by scalars, and by rows in a loop over these."""
 
-    by_rows: also for tests that differ between rows; a loop takes these one after the other.
-    """
-
-    by_rows: bool = False
     fewest_points: int = threshold(512, "points of a nest that is copied")
+    fewest_row_points: float = threshold(
+        512,
+        "points of a row that has a branch of its own; inf where a loop over rows would take turns that run at once",
+    )
     most_nodes: int = threshold(120, "operations of a nest that is copied: bounds code size")
     most_copies: int = threshold(12, "copies of a nest: bounds code size")
 
@@ -67,7 +67,7 @@ class Unswitch:
 
     def _row_by_row(self, nest: Nest, context: NestContext) -> list[Stmt]:
         """The nest, or loops over the dimensions between which a test differs."""
-        dims = self._tested_dims(nest, context.pool) if self.by_rows else []
+        dims = self._tested_dims(nest, context.pool)
         if not dims:
             return self._copies(nest, context, self.most_copies)[0]
         counters = {dim: context.names("%i") for dim in dims}
@@ -114,7 +114,7 @@ class Unswitch:
           nest: the nest.
           pool: of its expressions.
           one_side: whether one such side is enough.
-          by_rows: wants a test that differs between rows of enough points, in place of a scalar.
+          by_rows: whether the test differs between rows of enough points, in place of being a scalar.
         """
         every = nest.nodes()
         if (
@@ -156,7 +156,7 @@ class Unswitch:
         dims = [dim for dim, size in nest.dims.items() if size > 1]
         tested = [dim for dim in dims if dim in test.symbols]
         row = math.prod(nest.dims[dim] for dim in dims[len(tested) :])
-        return bool(tested) and tested == dims[: len(tested)] and row >= self.fewest_points
+        return bool(tested) and tested == dims[: len(tested)] and row >= self.fewest_row_points
 
 
 def _arrays(nest: Nest) -> set[Buf]:

@@ -93,7 +93,7 @@ CPU_PASSES = (
     ),
     Pass(
         "unswitch",
-        Unswitch(by_rows=True),
+        Unswitch(),
         "selects by scalars, and those by rows, become branches outside loops",
     ),
     Pass(

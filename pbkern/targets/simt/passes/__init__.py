@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from operator import attrgetter
 
@@ -68,7 +69,7 @@ THREAD_PASSES = (
     ),
     Pass(
         "unswitch",
-        Unswitch(),
+        Unswitch(fewest_row_points=sys.maxsize),  # threads take rows at once
         "of arrays between which a scalar selects, one is read",
     ),
     Pass(
