@@ -68,6 +68,58 @@ def test_reverse_over_reverse():
     )
 
 
+def sum_of_squares_twice(x):
+    total = (x * x).sum()
+    return total, total
+
+
+def all_kinds_of_results(x):
+    total = (x * x).sum()
+    return total, (np.float32(2), x, total, x, jnp.floor(x).sum() * 0 + 1)
+
+
+def pulled_back(f):
+    """A function's results, and what their tangents of ones give by reverse mode."""
+
+    def run(x):
+        results, back = jax.vjp(f, x)
+        return results, back(jax.tree.map(jnp.ones_like, results))
+
+    return run
+
+
+TRANSFORMATIONS = {
+    "value_and_grad": lambda f, aux: jax.value_and_grad(f, has_aux=aux),
+    "vjp": lambda f, aux: pulled_back(f),
+    "linearize": lambda f, aux: lambda x: jax.linearize(f, x)[1](x),
+    "jacrev": lambda f, aux: jax.jacrev(f, has_aux=aux),
+    "jvp": lambda f, aux: lambda x: jax.jvp(f, (x,), (x,)),
+    "reverse over reverse": lambda f, aux: jax.jacrev(jax.grad(f, has_aux=aux), has_aux=aux),
+    "vmap": lambda f, aux: lambda x: jax.vmap(jax.grad(f, has_aux=aux))(x[None]),
+}
+
+
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize(("f", "has_aux"), [
+    (lambda x: np.float32(2), False),
+    (lambda x: jnp.floor(x).sum() * 0 + 1, False),
+    (lambda x: x[1, 2], False),
+    (lambda x: ((x * x).sum(), np.float32(2)), True),
+    (lambda x: (jnp.exp(x).sum(), (x, x)), True),
+    (sum_of_squares_twice, True),
+    (all_kinds_of_results, True),
+], ids=["constant", "no dependence", "element", "constant beside", "operands", "twice", "all"])  # fmt: skip
+def test_results_that_no_equation_makes(f, has_aux, transformation, monkeypatch):
+    """Constants, operands and values that are a result twice."""
+    monkeypatch.setenv("PBKERN_FALLBACK", "0")
+    x = X[:3, :5]
+    transformed = TRANSFORMATIONS[transformation]
+    got, want = (jax.tree.leaves(transformed(g, has_aux)(x)) for g in (pbkern.jit(f), f))
+    assert len(got) == len(want) > 0
+    for a, b in zip(got, want):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_random_bits_are_drawn_once():
     def dropout(x, key):
         return (jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0.0) ** 2).sum()

@@ -20,6 +20,7 @@ import jax
 from jax.extend import core as jex
 
 from pbkern._jax import Split, part_of
+from pbkern.core.jax_types import Atom
 from pbkern.core.jaxprs.calls import called_jaxpr
 
 # Cheap per element, or without cost inside a kernel.
@@ -54,9 +55,7 @@ def choose_residuals(split: Split) -> Residuals:
     jaxpr = split.known.jaxpr
     count = len(jaxpr.outvars) - split.residuals
     results, residuals = jaxpr.outvars[:count], jaxpr.outvars[count:]
-    cut = minimum_cut(
-        jaxpr, results, [residual for residual in residuals if isinstance(residual, jex.Var)]
-    )
+    cut = minimum_cut(jaxpr, variables(results), variables(residuals))
     operands = {var: n for n, var in enumerate(jaxpr.invars)}
     places = {
         result: n for n, result in reversed(list(enumerate(results))) if isinstance(result, jex.Var)
@@ -91,12 +90,17 @@ def recomputing(
 
 def equations_between(jaxpr: jex.Jaxpr, given: Sequence, wanted: Sequence) -> list:
     """The equations that make `wanted` of `given` and constants, in order."""
-    have, needed, chosen = set(given), {var for var in wanted if isinstance(var, jex.Var)}, []
+    have, needed, chosen = set(given), set(variables(wanted)), []
     for eqn in reversed(jaxpr.eqns):
         if any(var in needed and var not in have for var in eqn.outvars):
             chosen.append(eqn)
-            needed.update(var for var in eqn.invars if isinstance(var, jex.Var))
+            needed.update(variables(eqn.invars))
     return chosen[::-1]
+
+
+def variables(atoms: Sequence[Atom]) -> list[jex.Var]:
+    """The atoms that are no literals: literals cost nothing, and cannot be hashed."""
+    return [atom for atom in atoms if isinstance(atom, jex.Var)]
 
 
 def is_recomputed(eqn) -> bool:
@@ -119,7 +123,9 @@ SOURCE = "source"
 SINK = "sink"
 
 
-def minimum_cut(jaxpr: jex.Jaxpr, results: Sequence, residuals: Sequence[jex.Var]) -> list[jex.Var]:
+def minimum_cut(
+    jaxpr: jex.Jaxpr, results: Sequence[jex.Var], residuals: Sequence[jex.Var]
+) -> list[jex.Var]:
     """The cheapest values from which all residuals follow, in the order in which they are made.
 
     Every value is an edge from (value, 0) to (value, 1) of its price; recomputation leads from
@@ -148,8 +154,8 @@ def minimum_cut(jaxpr: jex.Jaxpr, results: Sequence, residuals: Sequence[jex.Var
             flow.add(SOURCE, (node, 0), effort)
             if effort == math.inf:
                 continue
-        for var in eqn.invars:
-            if isinstance(var, jex.Var) and var not in constants:
+        for var in variables(eqn.invars):
+            if var not in constants:
                 flow.add((var, 1), (node, 0), math.inf)
                 waiting.append(var)
     reached = flow.saturate()
