@@ -14,8 +14,9 @@ import pbkern
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.host_program import Cond, Copy, HostWhile, Loop
+from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.partition.leave_layouts_to_xla import REASON as LAYOUT
-from pbkern.fuse.tiling.block_search import search, tall_blocks
+from pbkern.fuse.tiling.block_search import alternatives, search, tall_blocks
 from pbkern.targets.cpu.costs import CpuCosts
 
 from .checking import check, loops_stay_outside, planned, rand
@@ -350,6 +351,32 @@ def test_blocks_of_products_are_searched_from_two_places():
         tall_blocks(sums.jaxpr.eqns, search(sums.jaxpr.eqns, sums.jaxpr.outvars, machine), machine)
         is None
     )
+
+
+def test_groups_that_are_one_program_keep_it_where_other_blocks_have_no_schedule():
+    """A halving product of a row asks for more and more places of the row, which no block of it has apart."""
+
+    def f(x):
+        return ((x @ jnp.ones((x.shape[1], 1))) * jnp.prod(x, 1, keepdims=True)).sum()
+
+    x = 1 + 0.1 * rand(2, 129)
+    plan = planned(jax.grad(f), x)
+    exact = np.asarray(x, np.float64)
+    product, total = exact.prod(1, keepdims=True), exact.sum(1, keepdims=True)
+    (gradient,) = plan.evaluate([x], run_program)
+    np.testing.assert_allclose(gradient, product + total * product / exact, rtol=1e-5)
+    machine = CpuCosts.of(DEFAULT_MACHINE)
+    without_others = []
+    for group in (node for node in plan.nodes if node.kind == "group"):
+        schedule = group.own_schedule
+        outputs = [var for var, _ in schedule.outputs]
+        try:
+            search(group.eqns, outputs, machine)
+        except Unfusable:
+            assert tall_blocks(group.eqns, schedule, machine) is None
+            assert alternatives(group.eqns, outputs, schedule.blocks, machine, 4) == []
+            without_others.append(group)
+    assert without_others
 
 
 CHANNELS = st.sampled_from(

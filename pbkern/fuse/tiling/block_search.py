@@ -123,17 +123,17 @@ def _equal_cuts(
 def tall_blocks(eqns, current: Schedule, machine: CostModel) -> Schedule | None:
     """The result of another descent for a group with a product, from blocks of many rows and few columns.
 
-    The rows of such blocks need not be copied into panels. None if the group has no such dimensions, or if the descent
-    ends at columns that do not fill register tiles.
+    The rows of such blocks need not be copied into panels. None if the group has no such dimensions, if the descent
+    ends at columns that do not fill register tiles, or if there are no other blocks than the current ones.
     """
     outputs = [var for var, _ in current.outputs]
-    probe = RootProbe.of(eqns, outputs[0], machine)
-    roles = probe.roles
-    if not {"row", "column"} <= set(roles.values()) or current.online is not None:
-        return None
-    options, target = probe.options(machine)
-    start = [TALL.get(roles.get(axis, ""), size) for axis, size in enumerate(target)]
     try:
+        probe = RootProbe.of(eqns, outputs[0], machine)
+        roles = probe.roles
+        if not {"row", "column"} <= set(roles.values()) or current.online is not None:
+            return None
+        options, target = probe.options(machine)
+        start = [TALL.get(roles.get(axis, ""), size) for axis, size in enumerate(target)]
         tall = _descend(lambda blocks: schedule_at(eqns, outputs, blocks, machine), options, start)
     except (NeedsWhole, Unfusable):
         return None
@@ -231,7 +231,8 @@ def alternatives(
 ) -> list[Schedule]:
     """Up to `count` schedules around the one with the given root blocks, cheapest first by the model.
 
-    From the cheapest schedule seen so far, each dimension goes one option up and down.
+    From the cheapest schedule seen so far, each dimension goes one option up and down. A group that can only be one
+    program, as its values would be needed at too many places of smaller blocks, has none.
 
     Args:
       eqns: the group's equations.
@@ -240,7 +241,10 @@ def alternatives(
       machine: the target's prices.
       count: most schedules in the list.
     """
-    options, _ = RootProbe.of(eqns, outputs[0], machine).options(machine)
+    try:
+        options, _ = RootProbe.of(eqns, outputs[0], machine).options(machine)
+    except Unfusable:
+        return []
     options = [sorted({*option, block}) for option, block in zip(options, blocks)]
     start = tuple(option.index(block) for option, block in zip(options, blocks))
     known: dict[tuple[int, ...], Schedule] = {}
