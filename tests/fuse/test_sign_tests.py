@@ -39,8 +39,9 @@ def test_divisors_that_are_values_keep_their_tests():
 
 def test_floats_keep_their_tests():
     """NaN has no sign."""
-    x = np.array([np.nan, -0.0, 0.0, 1.0, -2.5], np.float32)
-    f = lambda x: (jnp.sign(x) != 1) & (x != 0)
+    x = np.array([np.nan, -0.0, 0.0, 1.0, -2.5, np.inf, -np.inf], np.float32)
+    f = lambda x: (jnp.sign(x) != 1) & (x != 0) | (x == np.inf) | (x != np.nan)
+    names(f, x)
     np.testing.assert_array_equal(pbkern.jit(f)(x), f(x))
 
 

@@ -68,8 +68,8 @@ class _SignTests:
         x, y = operands
         if x.dtype == np.bool_ and eqn.primitive.name in ("eq", "ne"):
             return self._is(eqn, x, y)
-        number = _number(y)
-        if x.dtype.kind != "i" or number is None:
+        number = _number(y) if x.dtype.kind == "i" else None
+        if number is None:
             return None
         holds, _ = COMPARISONS[eqn.primitive.name]
         signs = frozenset(sign for sign in SIGNS if holds(sign, number))

@@ -50,9 +50,8 @@ class Unswitch:
     """Copies nests, inner ones too, for the sides of their selects by scalars, and by rows in a loop over these."""
 
     fewest_points: int = threshold(512, "points of a nest that is copied")
-    fewest_row_points: float = threshold(
-        512,
-        "points of a row that has a branch of its own; inf where a loop over rows would take turns that run at once",
+    fewest_row_points: int = threshold(
+        512, "points of a row that has a branch of its own; none has, where rows run at once"
     )
     most_nodes: int = threshold(120, "operations of a nest that is copied: bounds code size")
     most_copies: int = threshold(12, "copies of a nest: bounds code size")

@@ -47,7 +47,6 @@ class GatherLoads:
         accs,
     ) -> Ssa:
         """Axes given by index expressions (already clamped); the others are affine."""
-        _buf, _index = expr.access
         widths = [self.value(walk, block, arg, point, tail, accs).lanes for arg in expr.args]
         lanes = max([lanes, *widths])
         if lanes and not any(widths) and self._is_run(walk, expr):
