@@ -146,8 +146,8 @@ def versions() -> dict[str, str]:
         "jaxlib": jaxlib.__version__,
         "numpy": np.__version__,
     }
-    if flags := os.environ.get("XLA_FLAGS"):
-        names["XLA_FLAGS"] = flags
+    limits = ("XLA_FLAGS", "ONEDNN_MAX_CPU_ISA")
+    names |= {variable: os.environ[variable] for variable in limits if variable in os.environ}
     peers = {"torch": "torch", "iree.compiler": "iree-base-compiler", "halide": "halide"}
     return names | {
         package: importlib.metadata.version(package)
