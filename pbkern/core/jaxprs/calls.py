@@ -48,8 +48,8 @@ EXPANSIONS: dict[str, Callable] = {
 }
 
 
-# Primitives that some version of JAX lets name the type in which they compute: `lax.mul(x, y, out_dtype=...)`.
-_COMPUTE_IN_TYPE = frozenset(("add", "sub", "mul", "div", "rem", "max", "min", "pow"))
+# Elementwise primitives that may name the type in which they compute. Of JAX 0.10.2: `lax.mul(x, y, out_dtype=...)`.
+_COMPUTE_IN_TYPE = frozenset(("mul",))
 
 
 def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:

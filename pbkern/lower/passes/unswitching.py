@@ -51,7 +51,7 @@ class Unswitch:
 
     fewest_points: int = threshold(512, "points of a nest that is copied")
     fewest_row_points: int = threshold(
-        512, "points of a row that has a branch of its own; none has, where rows run at once"
+        512, "points of the shortest row that is worth a branch. Source: that of fewest_points"
     )
     most_nodes: int = threshold(120, "operations of a nest that is copied: bounds code size")
     most_copies: int = threshold(12, "copies of a nest: bounds code size")

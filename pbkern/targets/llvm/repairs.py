@@ -5,9 +5,10 @@ made them, and back,
 without end. They do not move what an empty assembly statement returns. Found by random graphs:
 jnp.repeat(jnp.minimum(x, 3), 2, axis=1) of uint8.
 
-LLVM 24 takes the first of eight float64 for the second one where a shuffle moves the second one to the front and nothing but
-a comparison of that lane is wanted, as in the last row of 9 or 17: its selection of instructions does, at all levels. It asks
-for what an empty assembly statement returns. Found by random programs: sum((x[:, k] == t) for k in range(m)).
+LLVM 24 confuses two of eight float64. A shuffle moves the second one to the front, and only a comparison of that lane is
+read, as in the last one of 9 or 17 rows: LLVM then compares the first one. Its selection of instructions makes the fault,
+at all levels. It does not make it where an empty assembly statement returns the shuffled vector. Found by random programs:
+sum((x[:, k] == t) for k in range(m)).
 
 Another fault is not repaired here: LLVM 22 makes masked stores of one truncated integer too wide.
 `Text.store_vector` (lower/mlir/text.py) writes none, and `scalar_stores` (child.py) replaces those
