@@ -41,6 +41,7 @@ from pbkern.lower.values.dynamic_strides import Steps
 from pbkern.lower.values.items import ControlItem, Item, LetItem, RefView, StoreItem
 from pbkern.lower.values.pending_reads import PendingReads
 from pbkern.lower.values.scalar_evolution import bounds_of, known, known_bounds, known_index
+from pbkern.lower.values.segments import Box, segments
 from pbkern.lower.values.values import (
     ZERO,
     Contract,
@@ -77,6 +78,10 @@ class BodyBuilder:
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
         self._over: dict[int, Value] = {}  # id of a value -> what it may be stored over
+        self._in_joined: set[int] = (
+            set()
+        )  # ids of concatenations that are made where another one is
+        self._cut: set[int] = set()  # ids of concatenations that are read in their operands
         self._kept: list = []
         self._order: dict[int, tuple] = {}
         self._named_indices: dict[
@@ -286,9 +291,12 @@ class BodyBuilder:
         if finish is not None:
             finish(env)
         items = self.items
-        plan, layouts, over = decide.decide(items, self)
-        self._layouts |= layouts
-        self._over |= over
+        decision = decide.decide(items, self)
+        plan = decision.stored
+        self._layouts |= decision.layouts
+        self._over |= decision.over
+        self._in_joined |= decision.in_joined
+        self._cut |= decision.cut
         self.pending_reads.add(items, self._prefix)
         for k, item in enumerate(items):
             self.now = (*self._prefix, k)
@@ -354,8 +362,10 @@ class BodyBuilder:
                 for operand, i in zip(value.operands, value.route(ix))
             ]
             return value.combine(self.pool, ix, args)
-        if isinstance(value, Joined) and (part := value.part(ix)) is not None:
-            return self.pull(*part, nest, guard, memo)
+        if isinstance(value, Joined):
+            part = value.part(ix, {} if nest is None else nest.dims)
+            if part is not None:
+                return self.pull(*part, nest, guard, memo)
         if isinstance(value, Contract) and nest is not None:
             return self._inline_contract(value, ix, nest, guard)
         if isinstance(
@@ -406,10 +416,8 @@ class BodyBuilder:
             store = Store(target.buf, place, acc, inner=value.ordered, guard=target.guard)
             self.stmts.append(nest.nest(store))
         else:
-            self.stmts.append(
-                self._store_nest(
-                    StoreItem(target.buf, value.shape, target.place, value, guard=target.guard)
-                )
+            self._append_store(
+                StoreItem(target.buf, value.shape, target.place, value, guard=target.guard)
             )
         self._note_storage(value, target)
         return target
@@ -456,7 +464,7 @@ class BodyBuilder:
                 lambda ix: tuple(position + at for position, at in zip(ix, value.offsets)),
             )
         else:
-            self.stmts.append(self._store_nest(item))
+            self._append_store(item)
 
     def _make_opaque(self, opaque: Opaque, **into) -> None:
         if id(opaque) in self._stored:
@@ -503,22 +511,32 @@ class BodyBuilder:
                 is_view=True,
             )
             self.keep(value)
-        self.stmts.append(
-            self._store_nest(
-                StoreItem(
-                    target.buf,
-                    shape,
-                    lambda ix: target.place(place(ix)),
-                    value,
-                    guard=guard or target.guard,
-                )
-            )
-        )
 
-    def _store_nest(self, item: StoreItem) -> Nest:
+        def placed(ix: Index) -> Index:
+            return target.place(place(ix))
+
+        guard = guard or target.guard
+        value = self.resolve(value)
+        if isinstance(value, Joined) and id(value) in self._in_joined:
+            into = Stored(value.shape, value.dtype, target.buf, placed, guard)
+            self._make_opaque(value, target=into)
+        else:
+            self._append_store(StoreItem(target.buf, shape, placed, value, guard=guard))
+
+    def _append_store(self, item: StoreItem) -> None:
+        """Appends the nest of a store, or one for each of its parts in which concatenations are one of their operands."""
+        boxes: list[Box] = [tuple((0, size) for size in item.shape)]
+        if self._cut:
+            dims = [(f"@{k}", size) for k, size in enumerate(item.shape)]
+            wanted = [(value, dims_index(dims)) for value in decide.uses(item)]
+            boxes = segments(wanted, dict(dims), self._cut, self.resolve)
+        for box in boxes:
+            self.stmts.append(self._store_nest(item, box))
+
+    def _store_nest(self, item: StoreItem, box: Box) -> Nest:
         value = self.resolve(item.value)
-        dims = [(self.names("d"), size) for size in item.shape]
-        ix = dims_index(dims)
+        dims = [(self.names("d"), end - start) for start, end in box]
+        ix = tuple(at + start for at, (start, _) in zip(dims_index(dims), box))
         nest = NestDraft(dims, at=item.at)
         memo: dict = {}
         expr = self.pull(value, ix, nest, False, memo)

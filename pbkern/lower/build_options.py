@@ -74,6 +74,8 @@ class BuildOptions:
         hold from step to step.
       most_taps: convolutions of each channel by itself are sums of products where a window has no more elements than this, so
         that what pads the operand becomes edges of the sum; other convolutions are contractions of a padded copy.
+      most_parts: concatenations are read where their operands are, by a nest for each part of a result, if that takes no
+        more nests than this (lower/values/segments.py); 1: they are stored.
       plain: no pass is run that is not required, and emission takes the way that always works: what
         is left when a special way has failed (core/process/fallback.py).
     """
@@ -95,6 +97,7 @@ class BuildOptions:
     block_copy_bytes: int = 0
     scalar_loops: bool = False
     most_taps: int = 0
+    most_parts: int = 1
     plain: bool = False
 
     def sorts_in_registers(self, length: int, keys: int, operands: int) -> bool:

@@ -7,7 +7,7 @@ an iteration space of its own. A `Stored` value lives in a buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TypeVar
 
@@ -145,22 +145,24 @@ class Opaque(Value):
 class Joined(Opaque):
     """A concatenation along `axis`.
 
-    At a constant position there it is one of its operands, and needs no memory.
+    Where it is one of its operands, such as at a constant position, it needs no memory.
     """
 
     axis: int = 0
 
-    def part(self, ix: Index) -> tuple[Value, Index] | None:
-        """(operand, index of it) where the position along the axis is constant."""
+    def part(self, ix: Index, extents: Mapping[str, int]) -> tuple[Value, Index] | None:
+        """(operand, index of it) where all positions along the axis are in one; symbols have `extents`."""
         at = ix[self.axis]
-        if not at.is_const:
+        if not at.symbols <= extents.keys():
             return None
+        low, high = at.bounds(extents.__getitem__)
         start = 0
         for operand in self.operands:
-            if start <= at.const < start + operand.shape[self.axis]:
+            end = start + operand.shape[self.axis]
+            if start <= low and high < end:
                 return operand, (*ix[: self.axis], at - start, *ix[self.axis + 1 :])
-            start += operand.shape[self.axis]
-        return None  # in the halo of a guarded access
+            start = end
+        return None  # in several, or in the halo of a guarded access
 
 
 @dataclass

@@ -47,6 +47,7 @@ class LowerOptions(BuildOptions):
     scatter_strip: int = 1024
     scalar_loops: bool = True
     most_taps: int = 25
+    most_parts: int = 16
     fetch_ahead: int = 16
     fetch_bytes: int = FAR_BYTES
     cut_bytes: int = LINE_BYTES
