@@ -414,6 +414,25 @@ def test_tables_of_narrow_elements(dtype, places, machine):
     assert "gather " in nests
 
 
+@pytest.mark.parametrize("machine", [None, "x86-64-v3"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float16", "bfloat16", "bool", "int32"])
+@pytest.mark.parametrize("width", [1, 33, 1001])
+def test_picked_rows_are_copied_whole(dtype, width, machine):
+    """Places are wider than elements, which is no reason for shorter vectors, and neither is a scalar of each row."""
+    rng = np.random.default_rng(width)
+    table = jnp.asarray(rng.integers(0, 2, (50, width))).astype(dtype)
+    rows, scale = rng.integers(-50, 50, 70), rng.integers(0, 2, 70).astype("f")
+
+    def pick(table, rows, scale):
+        return table[rows], table[rows] * scale[:, None].astype(dtype)
+
+    with config.override(machine=machine):
+        got = pbkern.jit(pick)(table, rows, scale)
+    want = np.asarray(table)[rows]
+    np.testing.assert_array_equal(np.asarray(got[0]), want)
+    np.testing.assert_array_equal(np.asarray(got[1]), want * scale[:, None].astype(want.dtype))
+
+
 @pytest.mark.parametrize("count", [1, 37, 1000])
 @pytest.mark.parametrize("step", [1, 3, -2])
 @pytest.mark.parametrize(("size", "mode"), [(1, "clip"), (5, "clip"), (5, "fill")])

@@ -42,7 +42,7 @@ DEEP_TERMS = 32
 def register_bits(nest: Nest, along: str | None = None) -> int:
     """Width of the widest element that vectors of this nest hold, if they run along `along`.
 
-    An epilogue behind a reduced dimension is scalar.
+    An epilogue behind a reduced dimension is scalar, and so is what stays the same along `along`, such as the place of a row.
     """
     if along in nest.rdims:
         nest = Nest(
@@ -55,6 +55,7 @@ def register_bits(nest: Nest, along: str | None = None) -> int:
         BITS[compute_el(node.dtype)]
         for node in nest.nodes()
         if not isinstance(node, IndexValue | InRange | Accumulator)
+        and (along is None or nest.reductions or along in node.symbols)
     ]
     widths += [BITS[compute_el(reduction.dtype)] for reduction in nest.reductions]
     widths += [BITS[compute_el(store.buf.dtype)] for store in nest.stores]

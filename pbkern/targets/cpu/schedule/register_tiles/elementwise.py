@@ -68,10 +68,12 @@ def _stores_narrow(nest: Nest, vector: str) -> bool:
         return False
     accesses = [(store.buf, store.index) for store in nest.stores]
     for node in nest.nodes():
-        if isinstance(node, Gather | Shifted):
+        if isinstance(node, Shifted) or any(
+            isinstance(node, Gather) and vector in arg.symbols for arg in node.args
+        ):
             return False
-        if isinstance(node, Load):
-            accesses.append(node.access)
+        if isinstance(node, Load | Gather):
+            accesses.append((node.buf, node.index))
     return all(flat_coefficient(buf, index, vector) in (0, 1) for buf, index in accesses)
 
 
