@@ -66,15 +66,15 @@ def _stores_narrow(nest: Nest, vector: str) -> bool:
     stored = max(BITS[storage_el(store.buf.dtype)] for store in nest.stores)
     if 2 * stored > register_bits(nest, vector):
         return False
-    accesses = [(store.buf, store.index) for store in nest.stores]
+    steps = [flat_coefficient(store.buf, store.index, vector) for store in nest.stores]
     for node in nest.nodes():
         if isinstance(node, Shifted) or any(
             isinstance(node, Gather) and vector in arg.symbols for arg in node.args
         ):
             return False
         if isinstance(node, Load | Gather):
-            accesses.append((node.buf, node.index))
-    return all(flat_coefficient(buf, index, vector) in (0, 1) for buf, index in accesses)
+            steps.append(flat_coefficient(node.buf, node.index, vector))
+    return all(step in (0, 1) for step in steps)
 
 
 def _points_in_turn(nest: Nest) -> int:
