@@ -213,7 +213,11 @@ class _InnerBlock:
             _even(max(1, length // self.elements), self.sizes.even_part) for length in LANE_LENGTHS
         }
         preferred = max(1, PLANE_ELEMENTS // self.elements)
-        options = self._parts(extent, sorted(parts)) if self.elements > 1 else _powers(extent, sorted(parts))
+        options = (
+            self._parts(extent, sorted(parts))
+            if self.elements > 1
+            else _powers(extent, sorted(parts))
+        )
         self.elements, self.stage = PLANE_ELEMENTS, "rows"
         return options, preferred
 
