@@ -1,4 +1,4 @@
-"""Convolutions whose filter is larger than their image (fuse/simplify/convolutions/exchanged.py), against float64 and jax.jit."""
+"""Convolutions whose filter is larger than their image (fuse/simplify/convolutions/exchanged.py), against jax.jit."""
 
 import jax
 import jax.numpy as jnp

@@ -15,9 +15,9 @@ def convolved(eqn, operands, *, fewest_taps_per_element: float):
     A filter that is larger than the image, by that many taps per element, becomes the image. Padding becomes `pad`. A dilated
     input is convolved without its zeros, or they become part of the padding.
     """
-    shape = eqn.outvars[0].aval.shape
+    (x, weights), shape = operands, eqn.outvars[0].aval.shape
     x, weights, params = exchanged(
-        *operands, eqn.params, shape, fewest_taps_per_element=fewest_taps_per_element
+        x, weights, eqn.params, shape, fewest_taps_per_element=fewest_taps_per_element
     )
     result = undilated(x, weights, params, shape)
     if result is not None:
