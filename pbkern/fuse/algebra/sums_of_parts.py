@@ -2,6 +2,7 @@
 
     pad(a, behind=3) + pad(b, front=5)       -> concatenate(a + 0, b + 0)          of a[5], b[3]
     pad(a, between=1) + pad(b, front=1, ...) -> reshape(stack(a + 0, b + 0))       elements of both in turn
+    (x + pad(a, ...)) + pad(b, ...)          -> x + the same
     select(c, a, 0) + select(c, 0, b)        -> select(c, a, b) + 0
 
 Derivatives of functions that read an array's columns, its halves or every second element are such sums: each element would be
@@ -66,7 +67,8 @@ class JoinParts:
 class _Sums:
     """Remembers, by value, what is zero where.
 
-    Of padded values and their sums: axis, parts in their order. Of choices: what chooses, and the cases, None for zeros.
+    Of padded values and their sums: axis, parts in their order. Of choices: what chooses, and the cases, None for zeros. Of
+    sums of another value with padded ones: that value, and the sum of these.
     """
 
     def __init__(self, most_parts: int) -> None:
@@ -97,7 +99,25 @@ class _Sums:
         return self.notes.bound("cases", eqn, operands, which, cases)
 
     def join(self, eqn, operands):
-        return self._joined_parts(eqn, operands) or self._joined_cases(operands)
+        return (
+            self._joined_parts(eqn, operands)
+            or self._joined_cases(operands)
+            or self._joined_beside(eqn, operands)
+        )
+
+    def _joined_beside(self, eqn, operands):
+        """(x + parts) + parts -> x + parts, and a note of the first sum."""
+        for whole, padded in (operands, operands[::-1]):
+            if self.notes.find("parts", padded) is None:
+                continue
+            sum_before = self.notes.find("sum with parts", whole)
+            if sum_before is None:
+                return self.notes.bound("sum with parts", eqn, operands, whole, padded)
+            x, padded_before = sum_before
+            joined = self._joined_parts(eqn, (padded_before, padded))
+            if joined is not None:
+                return self.notes.note("sum with parts", lax.add(x, *joined), x, *joined)
+        return None
 
     def _joined_parts(self, eqn, operands):
         facts = [self.notes.find("parts", operand) for operand in operands]
