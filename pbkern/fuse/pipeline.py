@@ -29,6 +29,7 @@ from pbkern.fuse.algebra.prng_keys import keys_as_words
 from pbkern.fuse.algebra.reassociate_row_sums import SumResults
 from pbkern.fuse.algebra.round_operations import round_operations
 from pbkern.fuse.algebra.sign_tests import join_sign_tests
+from pbkern.fuse.algebra.sums_of_parts import JoinParts
 from pbkern.fuse.complex.to_pairs import ComplexAsPairs
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.emit.body_memo import bodies_memoised
@@ -148,6 +149,7 @@ FUSE_PASSES = (
     Pass("group products", GroupProducts(), "rows are multiplied by their group's matrix alone"),
     Pass("move transposes", _of_jaxpr(move_transposes), "transposes meet and cancel"),
     Pass("move reshapes", MoveReshapes(), "values per group are rows of the whole array"),
+    Pass("join parts", JoinParts(), "padded values that do not overlap are pieces of one"),
     Pass("count loops", _of_jaxpr(count_loops), "whiles that count have a number of turns"),
     Pass("sink masks", SinkMasks(), "masks are made where they are read, inside loops"),
     Pass(

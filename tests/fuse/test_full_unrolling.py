@@ -95,3 +95,25 @@ def test_one_step_of_any_kind_is_no_loop(reverse):
     plan = planned(layers, *args)
     assert not any(e.primitive.name in ("scan", "while") for e in equations(plan.jaxpr))
     compare(plan, layers, args, 1e-5)
+
+
+def test_loops_that_stack_and_reduce_where_the_user_asks_for_it():
+    def steps(x, rows, unroll):
+        def step(carry, row):
+            carry = carry * row + jnp.sum(carry) * 1e-3
+            return carry, carry * 2
+
+        return lax.scan(step, x, rows, unroll=unroll)
+
+    x, rows, given = rand(300), rand(5), rand(5, 300)
+
+    def gradients(unroll):
+        return lambda x, rows, given: jax.vjp(lambda *xs: steps(*xs, unroll), x, rows)[1](
+            (x, given)
+        )
+
+    for f in (lambda x, rows, given: steps(x, rows, True), gradients(5)):
+        plan = planned(f, x, rows, given)
+        assert not any(e.primitive.name == "scan" for e in plan.jaxpr.eqns)
+        compare(plan, f, (x, rows, given), 2e-5)
+    assert any(e.primitive.name == "scan" for e in planned(gradients(2), x, rows, given).jaxpr.eqns)

@@ -1,4 +1,4 @@
-"""Convolutions whose filters are known when a function is compiled (fuse/simplify/known_filters.py), against float64."""
+"""Convolutions with filters that are known at compile time (fuse/simplify/convolutions/known_filters.py), against float64."""
 
 import itertools
 

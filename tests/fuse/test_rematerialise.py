@@ -66,7 +66,7 @@ SETTINGS = {
     [
         (attend, ARGS),
         (causal, ARGS),
-        (window, ARGS),
+        (window, operands(300, 300, heads=2, width=64)),
         pytest.param(alibi, ARGS, marks=pytest.mark.slow),
         (lambda q, k, v, b: attend(q, k, v, b, cap=5.0), (*ARGS, rand(2, 200, 200))),
         (

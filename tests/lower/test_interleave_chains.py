@@ -52,6 +52,12 @@ def test_long_points_take_turns():
     assert interleaved([a, b], REGISTERS) == [op for pair in zip(a, b) for op in pair]
 
 
+def test_points_that_ask_for_lines_take_turns():
+    ahead = Operation("memref.prefetch", ("%a", "%i"), "memref<64xf32>")
+    a, b = ([ahead, *chain(name, SHORTEST_INTERLEAVED)] for name in "ab")
+    assert interleaved([a, b], REGISTERS) == [op for pair in zip(a, b) for op in pair]
+
+
 def test_short_points_stay_one_after_the_other():
     a, b = chain("a", SHORTEST_INTERLEAVED - 1), chain("b", SHORTEST_INTERLEAVED - 1)
     assert interleaved([a, b], REGISTERS) == a + b

@@ -61,6 +61,27 @@ def test_blocks_agree(name):
     assert ("%h0" in lower_kernel(k, "k").nests) is free  # the start of a block that is moved back
 
 
+def test_scratch_that_is_read_by_fewer_dimensions():
+    """Pairs of rows, which are read as rows; columns are cut into ragged blocks."""
+    rows, columns, block = 20, 67, 32
+    x = np.random.default_rng(0).normal(size=(rows, columns)).astype("f")
+
+    def whole(x_ref, o_ref):
+        pairs = jnp.stack([jnp.sin(x_ref[...]), jnp.cos(x_ref[...])], 1).reshape(2 * rows, block)
+        o_ref[...] = pairs[1:-1:2] * pairs[2::2] + pairs[0:-2:2]
+
+    k = pbkern.kernel(
+        whole,
+        grid=(-(-columns // block),),
+        in_specs=[pbkern.BlockSpec((rows, block), lambda i: (0, i))],
+        out_specs=[pbkern.BlockSpec((rows - 1, block), lambda i: (0, i))],
+        out_shape=jax.ShapeDtypeStruct((rows - 1, columns), "f"),
+    ).trace(x)
+    (got,) = native(k, x)
+    sin, cos = np.sin(x.astype("d")), np.cos(x.astype("d"))
+    np.testing.assert_allclose(got, cos[:-1] * sin[1:] + sin[:-1], atol=1e-6)
+
+
 def test_blocks_with_halos_do_not_overlap():
     """At the edge they would be computed with guards, where products that are chosen by a mask are rounded apart."""
 

@@ -38,6 +38,8 @@ class Sizes:
       square_side: elements along each side of the square blocks from which a kernel with halos is searched again.
       line_parts: elements of parts of a line that one program may take.
       even_part: parts of lines are multiples of this many elements, unless they are shorter.
+      equal_parts: whether rows are cut into equal blocks. The last one of others is moved back to end at the array's edge, and
+        stores again what the one before it stores.
     """
 
     line_bytes: int
@@ -65,3 +67,4 @@ class Sizes:
     square_side: int
     line_parts: tuple[int, ...]
     even_part: int
+    equal_parts: bool

@@ -27,8 +27,9 @@ from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import literal
 
 from .constant_factors import Factors
+from .convolutions.known_filters import filtered
+from .convolutions.padded import convolved
 from .known_arrays import KnownArrays
-from .known_filters import filtered
 from .max_pool_gradient import scatter_to_argmax
 from .powers import write_out
 from .rewrites import REWRITES, UNSAFE, Rewrite, first_of
@@ -73,7 +74,12 @@ class Simplify:
     fewest_taps_per_term: float = threshold(
         2.0,
         "taps of a known filter, per term of its dimensions one after the other, from which on these cost less than they "
-        "save: an intermediate image. Source: the table of known_filters.py",
+        "save: an intermediate image. Source: the table of convolutions/known_filters.py",
+    )
+    fewest_taps_per_element: float = threshold(
+        2.0,
+        "taps of a convolution's filter, per element of an image, from which on the two change places. Not measured below 80: "
+        "layouts of channels and images change places as well",
     )
     most_per_program: int = threshold(
         32,
@@ -106,7 +112,7 @@ def simplify(
 
     `unsafe_math` admits rewrites that may change rounding, except of means. Of branches for several
     platforms, only the one for `platform` stays. filters: convolutions with known filters become arithmetic
-    (known_filters.py), whatever the precision of convolutions. limits: thresholds, default those
+    (convolutions/known_filters.py), whatever the precision of convolutions. limits: thresholds, default those
     of the pass. lanes: float32 elements of a vector.
     """
     limits = limits or Simplify()
@@ -117,7 +123,11 @@ def simplify(
         largest_of_many=limits.largest_factored_of_many,
         per_program=min(limits.vectors_per_program * lanes, limits.most_per_program),
     )
-    exact = REWRITES | {"select_and_scatter_add": pooled} | dict.fromkeys(RULES, solver)
+    convolution = functools.partial(
+        convolved, fewest_taps_per_element=limits.fewest_taps_per_element
+    )
+    exact = REWRITES | dict.fromkeys(RULES, solver)
+    exact |= {"select_and_scatter_add": pooled, "conv_general_dilated": convolution}
     power = functools.partial(write_out, largest_exponent=limits.largest_exponent)
     inexact = UNSAFE | {"pow": power}
 

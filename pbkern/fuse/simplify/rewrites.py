@@ -18,7 +18,6 @@ from pbkern.dsl.body_rewrites.numpy_primitives import EQUIVALENTS
 from pbkern.dsl.body_rewrites.numpy_primitives import rewrite as equivalent
 from pbkern.fuse.access.windows_contractions import greatest, least
 
-from .dilated_convolution import undilated
 from .empty_scatter_indices import index_first_elements
 
 Rewrite = Callable  # (eqn, operands) -> list of results, or None to keep the equation
@@ -275,27 +274,6 @@ def _arg_units(eqn, operands):
     )
 
 
-def _conv(eqn, operands):
-    """Padding becomes pad; a dilated input is convolved without its zeros, or they become part of the padding."""
-    convolved = undilated(eqn, operands)
-    if convolved is not None:
-        return convolved
-    (x, weights), params = operands, eqn.params
-    spatial = params["dimension_numbers"].lhs_spec[2:]
-    if all(lo == hi == 0 for lo, hi in params["padding"]) and all(
-        step == 1 for step in params["lhs_dilation"]
-    ):
-        return None
-    if 0 in x.shape:
-        return None
-    config = [(0, 0, 0)] * x.ndim
-    for dim, (lo, hi), dilation in zip(spatial, params["padding"], params["lhs_dilation"]):
-        config[dim] = (lo, hi, dilation - 1)
-    x = lax.pad_p.bind(x, np.zeros((), x.dtype), padding_config=tuple(config))
-    plain = {**params, "padding": ((0, 0),) * len(spatial), "lhs_dilation": (1,) * len(spatial)}
-    return [eqn.primitive.bind(x, weights, **plain)]
-
-
 def _window(identity: Callable):
     def rewrite(eqn, operands):
         (x,) = operands
@@ -339,7 +317,6 @@ REWRITES: dict[str, Rewrite] = {
     **dict.fromkeys(("argmax", "argmin"), _arg_units),
     "concatenate": _concatenate,
     "pad": _pad,
-    "conv_general_dilated": _conv,
     "reduce_window_sum": _window(lambda dtype: np.zeros((), dtype)),
     "reduce_window_max": _window(least),
     "reduce_window_min": _window(greatest),

@@ -213,15 +213,24 @@ class _InnerBlock:
             _even(max(1, length // self.elements), self.sizes.even_part) for length in LANE_LENGTHS
         }
         preferred = max(1, PLANE_ELEMENTS // self.elements)
+        options = (
+            self._parts(extent, sorted(parts))
+            if self.elements > 1
+            else _powers(extent, sorted(parts))
+        )
         self.elements, self.stage = PLANE_ELEMENTS, "rows"
-        return _powers(extent, sorted(parts)), preferred
+        return options, preferred
 
     def _rows(self, extent: int) -> tuple[list[int], int]:
         preferred = max(1, min(32, MOST_ROWS_ELEMENTS // self.elements))
         self.elements *= extent
         if self.elements > PLANE_ELEMENTS:
             self.stage = "outer"
-        return _powers(extent, ROW_COUNTS), preferred
+        return self._parts(extent, ROW_COUNTS), preferred
+
+    def _parts(self, extent: int, among: Sequence[int]) -> list[int]:
+        """Sizes near `among` of parts of a dimension along which no vectors lie."""
+        return even_cuts(extent, among) if self.sizes.equal_parts else _powers(extent, among)
 
     def _outer(self, extent: int) -> tuple[list[int], int]:
         """One element at a time is preferred.

@@ -90,7 +90,7 @@ def _best(schedule_of: ScheduleOf, probe: RootProbe, machine: CostModel) -> Sche
         return schedule if fits else None
 
     options, target = probe.options(machine)
-    best = _descend(schedule_of, options, target)
+    best = _descend(schedule_of, options, target, inner_first=not probe.roles)
     if (
         best is None
         or best.cost.recompute > HALO_RECOMPUTE
@@ -182,7 +182,10 @@ def _better(schedule: Schedule | None, rival: Schedule | None) -> Schedule | Non
 
 
 def _descend(
-    schedule_of: ScheduleOf, options: list[list[int]], target: Sequence[int]
+    schedule_of: ScheduleOf,
+    options: list[list[int]],
+    target: Sequence[int],
+    inner_first: bool = False,
 ) -> Schedule | None:
     """Descends from the options nearest to `target`, one step along one dimension at a time.
 
@@ -190,6 +193,8 @@ def _descend(
       schedule_of: prices a point.
       options: sizes per dimension, in ascending order.
       target: size per dimension.
+      inner_first: whether inner dimensions take their steps first. Where several grow at the same price, blocks are then
+        runs of their arrays.
 
     Returns:
       The schedule at which no step saves 0.5 % of its time; None if no point on the way has a schedule.
@@ -209,7 +214,7 @@ def _descend(
     best, improved = price(place), True
     while improved:
         improved = False
-        for axis in range(len(options)):
+        for axis in reversed(range(len(options))) if inner_first else range(len(options)):
             for step in (1, -1):
                 while 0 <= place[axis] + step < len(options[axis]):
                     moved = [index + step * (other == axis) for other, index in enumerate(place)]

@@ -9,8 +9,8 @@ import math
 import numpy as np
 from jax import lax
 
+from pbkern.fuse.simplify.convolutions.known_filters import slice_of_tap
 from pbkern.fuse.simplify.driver import Rewrite
-from pbkern.fuse.simplify.known_filters import slice_of_tap
 
 from .limits import TimeTilingLimits
 

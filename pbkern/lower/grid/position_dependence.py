@@ -150,12 +150,10 @@ class _MovedAxes:
                 buf, indices = expr.buf, list(expr.index)
                 axis = self.axes.setdefault(buf.root, None) if buf.root.arena else None
                 if axis is not None:
+                    if not _is_axis_of_root(buf, axis):
+                        return False
                     index = indices[axis]
-                    if (
-                        index is None
-                        or not _is_axis_of_root(buf, axis)
-                        or not self._is_inside(index, buf.shape[axis], nest)
-                    ):
+                    if index is None or not self._is_inside(index, buf.shape[axis], nest):
                         return False
                     indices[axis] = index + Affine.symbol(self.start)
             case _:

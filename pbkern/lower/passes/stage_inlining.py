@@ -139,6 +139,8 @@ class _Inliner:
 
     def _pair(self, maker: Nest, reader: Nest, most: float) -> Nest | None:
         """The reader with the maker inside, if that can be and is less work; `most`: time with values taken at distances."""
+        if self._has_long_rows(maker) or self._has_long_rows(reader):
+            return None
         before = maker, reader
         maker, reader = self._written_out(maker), self._written_out(reader)
         if reader.rdims and not (_adds_all(reader) and self._is_short(before[0])):
@@ -151,6 +153,17 @@ class _Inliner:
     def _is_short(self, nest: Nest) -> bool:
         """Whether the reduced elements of a nest fill less than a vector as they are: written out, vectors hold results."""
         return math.prod(nest.dims[rdim] for rdim in nest.rdims) < self.policy.lanes(nest)
+
+    def _has_long_rows(self, nest: Nest) -> bool:
+        """Whether the reduced elements of a nest are rows of a vector and more: written out, each would be loaded by itself."""
+        results = nest.dims.keys() - set(nest.rdims)
+        is_along_rows = any(
+            flat_coefficient(load.buf, load.index, rdim) == 1
+            for load in nest.loads()
+            if isinstance(load, Load) and load.symbols & results
+            for rdim in nest.rdims
+        )
+        return is_along_rows and not self._is_short(nest) and not self._has_windows(nest)
 
     def _has_windows(self, nest: Nest) -> bool:
         """Whether reduced elements are neighbours where results are, too: in windows that overlap, or are short."""

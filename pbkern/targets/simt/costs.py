@@ -48,6 +48,7 @@ THREAD_SIZES = replace(
     square_side=64,
     line_parts=(64, 128, 256, 512, 1024, 2048),
     even_part=32,
+    equal_parts=False,
     scatter_cycles=SCATTER_CYCLES,
     updates_per_result=1,
 )

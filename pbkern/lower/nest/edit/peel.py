@@ -17,7 +17,9 @@ from pbkern.lower.nest.ir import (
     Let,
     Nest,
     Op,
+    Prefetch,
     Stmt,
+    While,
     every,
     nodes,
 )
@@ -110,8 +112,8 @@ def _symbols(stmts: Sequence[Stmt]) -> frozenset[str]:
                 }
             case Let(value=value):
                 symbols |= value.symbols
-            case If(index=index):
-                symbols.add(index)
-            case For(trips=str(trips)):
-                symbols.add(trips)
+            case If(index=name) | For(trips=str(name)) | While(predicate=name):
+                symbols.add(name)
+            case Prefetch(index=index):
+                symbols |= {name for place in index for name in place.symbols}
     return frozenset(symbols)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import Let, Nest, Pool, Stmt, with_bodies
+from pbkern.lower.nest.ir import Let, Nest, Pool, Prefetch, Stmt, with_bodies
 
 
 def renamed(nest: Nest, places: Mapping[str, Affine], dims: Mapping[str, int], pool: Pool) -> Nest:
@@ -36,6 +36,8 @@ def moved(stmts: Sequence[Stmt], places: Mapping[str, Affine], pool: Pool) -> li
                 return renamed(stmt, places, stmt.dims, pool)
             case Let(name=name, value=value):
                 return Let(name, pool.rename(value, dict(places)))
+            case Prefetch(index=index):
+                return replace(stmt, index=tuple(at.substitute(places.get) for at in index))
         return with_bodies(stmt, lambda block: [one(inner) for inner in block])
 
     return [one(stmt) for stmt in stmts]

@@ -58,7 +58,8 @@ CYCLES = {
     "arith.divf": 11,
     "math.sqrt": 15,
 }
-STORES = ("vector.store", "vector.maskedstore")
+# Operations that make no value.
+EFFECTS = ("vector.store", "vector.maskedstore", "memref.prefetch")
 
 
 def interleave_points(
@@ -112,13 +113,13 @@ def interleaved(points: list[list[Operation]], registers: int) -> list[Operation
 
 
 def _as_they_can_begin(point: list[Operation]) -> list[Operation]:
-    """A long point's operations in the order in which they could begin; none moves over a store."""
+    """A long point's operations in the order in which they could begin; none moves over one without a value."""
     if len(point) < SHORTEST_SORTED:
         return point
     order = list[Operation]()
-    for is_store, run in itertools.groupby(point, lambda operation: operation.name in STORES):
+    for is_effect, run in itertools.groupby(point, lambda operation: operation.name in EFFECTS):
         operations = list(run)
-        order += operations if is_store else _begun_in_turn(operations)
+        order += operations if is_effect else _begun_in_turn(operations)
     return order
 
 
@@ -157,8 +158,8 @@ def _begun_in_turn(operations: list[Operation]) -> list[Operation]:
 
 
 def _is_plain(op: Operation) -> bool:
-    """Whether it makes one value, or stores a vector."""
-    return op.name in STORES or (op.value is not None and not op.regions)
+    """Whether it makes one value, stores a vector or asks for a line."""
+    return op.name in EFFECTS or (op.value is not None and not op.regions)
 
 
 def _runs(operations: list[Operation]) -> list[int]:

@@ -20,9 +20,11 @@ from jax import lax
 from pbkern.core.ops.window_winners import interleave
 
 
-def undilated(eqn, operands):
-    """Results of a convolution with a dilated input; None if the input is not dilated, or if there are strides as well."""
-    (x, weights), params, shape = operands, eqn.params, eqn.outvars[0].aval.shape
+def undilated(x, weights, params: dict, shape):
+    """A convolution with a dilated input; None if the input is not dilated, or if there are strides as well.
+
+    `shape` is the result's.
+    """
     plain = (
         all(step == 1 for step in (*params["window_strides"], *params["rhs_dilation"]))
         and params["batch_group_count"] == 1
@@ -41,11 +43,9 @@ def undilated(eqn, operands):
         for k, (step, axis) in enumerate(zip(steps, params["dimension_numbers"].rhs_spec[2:]))
         if 1 < step >= weights.shape[axis]
     ]
-    return [
-        _disjoint_windows(x, weights, params, shape, apart)
-        if apart
-        else _polyphase(x, weights, params, shape)
-    ]
+    if apart:
+        return _disjoint_windows(x, weights, params, shape, apart)
+    return _polyphase(x, weights, params, shape)
 
 
 # --- no result meets two elements

@@ -1,4 +1,4 @@
-"""Convolutions of dilated inputs, phase by phase (fuse/simplify/dilated_convolution.py), against jax.jit."""
+"""Convolutions of dilated inputs, phase by phase (fuse/simplify/convolutions/dilated.py), against jax.jit."""
 
 import jax
 import jax.numpy as jnp
