@@ -34,7 +34,7 @@ MANY_READS = 64
 # 5 x 5 points, 727 additions in 5 parts, take 2.8 s instead of 1.1; of Sobel's filter, 44 in 3 parts, 0.6 s instead of 0.9.
 MOST_REPEATED_OPERATIONS = 500
 # Elements that a vector operation is taken to compute: float32 in vectors of AVX2. Source: on Zen 4, of rows of joined pieces
-# of 1 to 512 elements, float32 and int8, times the same in another order, all but three of int8 are faster read in place.
+# of 1 to 512 elements, float32 and int8, times the same in another order, all but seven of int8 are faster read in place.
 ROW_LANES = 8
 # Most small values that are computed from each other: every place that wants one, such as an index,
 # computes it again.
