@@ -186,14 +186,14 @@ class _StepMemo:
         if step is None:
             step = self.steps[id(eqn), id(out)] = self._new_step(eqn, out)
         if isinstance(step, NeedsWhole):
-            raise step
+            raise step.without_frames()
         return step
 
     def _new_step(self, eqn, out: Access) -> Step | NeedsWhole:
         try:
             step = _step(eqn, out)
         except NeedsWhole as e:
-            return e
+            return e.without_frames()
         inputs = tuple(
             operand if operand is None else self.interned(operand) for operand in step.pull.inputs
         )
