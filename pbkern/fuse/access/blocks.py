@@ -44,6 +44,10 @@ FEW_BLOCKS = 64
 class Unfusable(Exception):
     """These equations cannot share one kernel."""
 
+    def without_frames(self) -> Unfusable:
+        """A copy: see NeedsWhole."""
+        return Unfusable(*self.args)
+
 
 def _hull(access: Access, other: Access, slack: float) -> Access | None:
     """The least block around both; `access` itself if it contains `other`.

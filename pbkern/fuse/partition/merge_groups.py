@@ -239,7 +239,8 @@ class MergeProducers(MergeLimits):
         refused: set[tuple] = set()  # pairs in this state: a pair is tried again when one has grown
         changed = True
         while changed:
-            changed = any([_pull_at_once(parts, group) for group in parts.groups()])
+            pulled = [_pull_at_once(parts, group) for group in parts.groups()]
+            changed = any(pulled)
             for group in parts.groups():
                 users, aliases = parts.readers(group)
                 if len(users) != 1 or group not in parts.nodes:

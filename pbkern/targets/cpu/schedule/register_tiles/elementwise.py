@@ -25,8 +25,8 @@ SERIAL_WORK = 3.0
 # Vector operations of a point beyond which two points, and beyond twice as many one, are enough in
 # a step.
 LONG_CHAIN_OPERATIONS = 150.0
-# Registers from which one vector in a step is enough, where a point has functions that branch at rare elements. LLVM schedules
-# up to a branch, so that points follow one another, however many a step has; with few registers it does read constants
+# Registers from which one vector in a step is enough, where a point has functions of SINES alone that branch. LLVM schedules
+# up to a branch, so that points follow one another, however many a step has; with few registers, each reads constants
 # again. Measured on one thread of Zen 4, 256 x 512 points, with one vector and with four in a step: sine 50 and 50 us, sine
 # times cosine 55 and 56, Box-Muller 82 and 84, tangent 104 and 104; as x86-64-v3 63 and 61, 90 and 91, 208 and 193, 153 and
 # 152. The first call takes 0.55 to 0.7 times as long.
@@ -35,7 +35,9 @@ ONE_IS_ENOUGH = 32
 FEW_OPS = 12
 # Operations of such a point from which one vector in a step is enough. Source: not recorded.
 MANY_OPS = 40
-BRANCHING = frozenset(("sin", "cos", "tan", "rem"))
+SINES = frozenset(("sin", "cos", "tan"))
+# Remainders of 32-bit integers take 1.15 times as long with one vector in a step as with four, of 8-bit ones 1.35 (Zen 4).
+BRANCHING = SINES | {"rem"}
 # Steps of a row from which a longer last vector, of which more is masked out, is worth fewer instructions. Not measured.
 LONG_ROW_STEPS = 2
 # Rows of a stencil that a step takes; twice as many where it computes many more than it keeps.
@@ -88,7 +90,7 @@ def _points_in_turn(nest: Nest, registers: int) -> int:
     """
     ops = [node.info.primitive for node in nest.nodes() if isinstance(node, Op)]
     if BRANCHING.intersection(ops):
-        if registers >= ONE_IS_ENOUGH:
+        if registers >= ONE_IS_ENOUGH and SINES.issuperset(BRANCHING.intersection(ops)):
             return 1
         return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
     if is_serial(nest):
