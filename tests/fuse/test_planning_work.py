@@ -415,18 +415,21 @@ def test_what_one_long_group_alone_reads_joins_it_at_once(monkeypatch):
         return merge(parts, node, consumer, limits, aliases)
 
     def circuit(angles):
-        """Gates of one qubit each, one after the other."""
-        state = jnp.zeros(16).at[0].set(1).reshape((2,) * 4)
+        """Gates of one qubit each, one after the other: a turn, and a phase."""
+        state = jnp.zeros(64, jnp.complex64).at[0].set(1).reshape((2,) * 6)
         for layer in angles:
-            for qubit, angle in enumerate(layer):
-                gate = jnp.array(
-                    [[jnp.cos(angle), -jnp.sin(angle)], [jnp.sin(angle), jnp.cos(angle)]]
-                )
-                state = jnp.moveaxis(jnp.tensordot(gate, state, ((1,), (qubit,))), 0, qubit)
-        return (state**2)[0].sum()
+            for qubit, (turn, phase) in enumerate(layer):
+                cos, sin = jnp.cos(turn / 2), jnp.sin(turn / 2)
+                turned = jnp.array([[cos, -sin], [sin, cos]]).astype(jnp.complex64)
+                moved = jnp.array([[1, 0], [0, jnp.exp(1j * phase.astype(jnp.complex64))]])
+                for gate in (turned, moved):
+                    state = jnp.tensordot(gate, state, ((1,), (qubit,)))
+                    state = jnp.moveaxis(state, 0, qubit)
+        chances = (jnp.abs(state) ** 2).sum(tuple(range(1, 6)))
+        return (chances * jnp.array([1.0, -1.0])).sum()
 
     monkeypatch.setattr(merge_groups, "merge", counted)
-    angles = rand(3, 4)
+    angles = rand(1, 6, 2)
     plan = planned(jax.value_and_grad(circuit), angles)
     assert len(plan.jaxpr.eqns) > 300
     assert len(attempts) < 4
