@@ -1,6 +1,8 @@
 """What planning a whole network costs, counted: nothing is asked twice without need."""
 
+import gc
 import importlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -402,3 +404,46 @@ def test_bodies_keep_the_lines_of_their_own_equations():
     lines = [user_line(kernel.body.jaxpr.eqns[-2]) for kernel in (first, second)]
     assert lines[0] != lines[1]
     assert all("test_planning_work.py" in line for line in lines)
+
+
+def test_what_one_long_group_alone_reads_joins_it_at_once(monkeypatch):
+    attempts, merge = [], merge_groups.merge
+
+    def counted(parts, node, consumer, limits, aliases=()):
+        if one_program.grows(consumer.eqns, consumer.own_schedule):
+            attempts.append(node)
+        return merge(parts, node, consumer, limits, aliases)
+
+    def circuit(angles):
+        """Gates of one qubit each, one after the other: a turn, and a phase."""
+        state = jnp.zeros(64, jnp.complex64).at[0].set(1).reshape((2,) * 6)
+        for layer in angles:
+            for qubit, (turn, phase) in enumerate(layer):
+                cos, sin = jnp.cos(turn / 2), jnp.sin(turn / 2)
+                turned = jnp.array([[cos, -sin], [sin, cos]]).astype(jnp.complex64)
+                moved = jnp.array([[1, 0], [0, jnp.exp(1j * phase.astype(jnp.complex64))]])
+                for gate in (turned, moved):
+                    state = jnp.tensordot(gate, state, ((1,), (qubit,)))
+                    state = jnp.moveaxis(state, 0, qubit)
+        chances = (jnp.abs(state) ** 2).sum(tuple(range(1, 6)))
+        return (chances * jnp.array([1.0, -1.0])).sum()
+
+    monkeypatch.setattr(merge_groups, "merge", counted)
+    angles = rand(1, 6, 2)
+    plan = planned(jax.value_and_grad(circuit), angles)
+    assert len(plan.jaxpr.eqns) > 300
+    assert len(attempts) < 4
+    check(jax.value_and_grad(circuit), angles)
+
+
+def test_plans_leave_no_frames_behind():
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        planned(block, *ARGUMENTS)
+        gc.collect()
+        left = [value for value in gc.garbage if isinstance(value, types.FrameType)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not left

@@ -44,6 +44,10 @@ FEW_BLOCKS = 64
 class Unfusable(Exception):
     """These equations cannot share one kernel."""
 
+    def without_frames(self) -> Unfusable:
+        """A copy: see NeedsWhole."""
+        return Unfusable(*self.args)
+
 
 def _hull(access: Access, other: Access, slack: float) -> Access | None:
     """The least block around both; `access` itself if it contains `other`.
@@ -186,14 +190,14 @@ class _StepMemo:
         if step is None:
             step = self.steps[id(eqn), id(out)] = self._new_step(eqn, out)
         if isinstance(step, NeedsWhole):
-            raise step
+            raise step.without_frames()
         return step
 
     def _new_step(self, eqn, out: Access) -> Step | NeedsWhole:
         try:
             step = _step(eqn, out)
         except NeedsWhole as e:
-            return e
+            return e.without_frames()
         inputs = tuple(
             operand if operand is None else self.interned(operand) for operand in step.pull.inputs
         )

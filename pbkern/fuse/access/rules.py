@@ -72,6 +72,10 @@ class NeedsWhole(Exception):
         self.axes, self.why, self.multiple = axes, why, multiple
         super().__init__(f"axes {sorted(axes)}: {why}")
 
+    def without_frames(self) -> NeedsWhole:
+        """A copy, for a memo and to raise what it holds: an error that was raised holds frames, and all their values."""
+        return NeedsWhole(self.axes, self.why, self.multiple)
+
 
 @dataclass(frozen=True)
 class Pull:

@@ -23,7 +23,7 @@ def are_scores(values: Iterable, eqns: Sequence) -> bool:
     """Whether values lead to, or come from, exponentials that `eqns`, in program order, both sum and multiply."""
     weights, ended = set(), set()
     for eqn in eqns:
-        reads = any(atom in weights for atom in atoms(eqn))
+        reads = bool(weights) and any(atom in weights for atom in atoms(eqn))
         if eqn.primitive.name in ("exp", "exp2") or (reads and _passes(eqn)):
             weights.update(eqn.outvars)
         elif reads:
@@ -34,11 +34,13 @@ def are_scores(values: Iterable, eqns: Sequence) -> bool:
                 if eqn.primitive.name in CONTRACTIONS
                 else "other"
             )
+    if not {"sum", "product"} <= ended:
+        return False
     leads = set(weights)
     for eqn in reversed(eqns):
         if _passes(eqn) and any(var in leads for var in eqn.outvars):
             leads.update(atoms(eqn))
-    return {"sum", "product"} <= ended and any(value in leads for value in values)
+    return any(value in leads for value in values)
 
 
 def _passes(eqn) -> bool:

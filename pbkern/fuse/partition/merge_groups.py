@@ -182,6 +182,55 @@ def _is_memory_bound(parts: Partitioner, group: Node) -> bool:
     )
 
 
+def _pull_at_once(parts: Partitioner, consumer: Node) -> bool:
+    """Makes a long group of one program and all that is computed for it alone one group, if the model gains; tells whether.
+
+    Each attempt takes time for the whole group: one by one, the gates of a circuit took a third of its planning. Groups with
+    products that are worth a kernel are left to `merge`.
+    """
+    if consumer not in parts.nodes or not grows(consumer.eqns, consumer.own_schedule):
+        return False
+    inside = _computed_for(parts, consumer)
+    producers = [node for node in inside if node.kind == "group"]
+    if len(producers) < 2:
+        return False
+    outputs = consumer.outputs + [
+        output for node in producers for output in node.outputs if output in parts.results
+    ]
+    eqns = [eqn for node in (*inside, consumer) for eqn in node.eqns]
+    last = producers[-1].eqns[-1]
+    schedule, why = parts.attempt(eqns, outputs, consumer.own_schedule, last)
+    apart = consumer.seconds + sum(node.seconds for node in producers)
+    if schedule is None or schedule.cost.seconds >= apart * parts.limits.tie:
+        return False
+    for node in producers:
+        parts.record(node.eqns[-1], True, why, apart, schedule)
+    for node in inside:
+        parts.drop(node)
+    parts.set_group(consumer, eqns, outputs, schedule)
+    return True
+
+
+def _computed_for(parts: Partitioner, consumer: Node) -> list[Node]:
+    """Groups, and reshapes behind them, whose results only `consumer` or others of them read."""
+    inside: list[Node] = []
+    waiting = [group for group in reversed(parts.groups()) if group is not consumer]
+    while True:
+        joined = []
+        for group in waiting:
+            users, aliases = parts.readers(group)
+            if (
+                users
+                and all(user is consumer or user in inside for user in users)
+                and not parts.has_heavy_product(group)
+            ):
+                joined.append(group)
+                inside += [group, *(alias for alias in aliases if alias not in inside)]
+        if not joined:
+            return inside
+        waiting = [group for group in waiting if group not in joined]
+
+
 @dataclass(frozen=True)
 class MergeProducers(MergeLimits):
     """Pulls producer groups into their only consumer where the value between is expensive to store."""
@@ -190,8 +239,9 @@ class MergeProducers(MergeLimits):
         refused: set[tuple] = set()  # pairs in this state: a pair is tried again when one has grown
         changed = True
         while changed:
-            changed = False
-            for group in [node for node in parts.nodes if node.kind == "group"]:
+            pulled = [_pull_at_once(parts, group) for group in parts.groups()]
+            changed = any(pulled)
+            for group in parts.groups():
                 users, aliases = parts.readers(group)
                 if len(users) != 1 or group not in parts.nodes:
                     continue

@@ -71,7 +71,7 @@ class _Searches:
 
     kinds: dict = field(default_factory=dict)
     kind_of: dict = field(default_factory=dict)
-    results: dict[tuple, _SearchedBlocks | _BlocksInChunks | Exception | None] = field(
+    results: dict[tuple, _SearchedBlocks | _BlocksInChunks | Unfusable | NeedsWhole | None] = field(
         default_factory=dict
     )
 
@@ -197,7 +197,7 @@ def _once(
         try:
             result = look()
         except (Unfusable, NeedsWhole) as e:
-            searches.results[key] = e
+            searches.results[key] = e.without_frames()
             raise
         if result is None:
             searches.results[key] = None
@@ -207,8 +207,8 @@ def _once(
             searches.results[key] = _SearchedBlocks.of(result)
         return result
     match searches.results[key]:
-        case Exception() as error:
-            raise error.with_traceback(None)
+        case Unfusable() | NeedsWhole() as error:
+            raise error.without_frames()
         case _BlocksInChunks(blocks):
             return with_runs(blocks)
         case _SearchedBlocks() as known:

@@ -75,6 +75,7 @@ class Block:
         """
         for region in regions:
             region.report()
+            region.builders.clear()  # they refer to the block: only the garbage collector would free its operations
         self.operations.append(
             Operation(
                 name,
@@ -90,6 +91,7 @@ class Block:
         """Appends what is in another block."""
         self.operations += block.operations
         self.wrong += block.wrong
+        block.builders.clear()
 
     def report(self) -> None:
         """Appends what looks at reports of ranges; whatever ends the region stays its last operation."""

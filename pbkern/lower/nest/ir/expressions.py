@@ -270,17 +270,7 @@ class Pool:
 
         Each node is seen once.
         """
-        memo: dict[Expr, Expr] = {}
-
-        def go(expr: Expr) -> Expr:
-            if expr not in memo:
-                args = tuple(map(go, expr.args))
-                same = all(arg is b for arg, b in zip(args, expr.args))
-                y = expr if same else expr.with_args(args, self)
-                memo[expr] = replace(y) or y
-            return memo[expr]
-
-        return go
+        return _Rewriter(self, replace)
 
     def rewrite(self, expr: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
         """One expression rebuilt; see `rewriter`."""
@@ -321,6 +311,26 @@ class Pool:
         return self.renamer(dims)(expr)
 
 
+class _Rewriter:
+    """Rebuilds expressions bottom up, each node once.
+
+    A local function that calls itself is a cycle, which only the garbage collector frees, with all that it has seen.
+    """
+
+    def __init__(self, pool: Pool, replace: Callable[[Expr], Expr | None]) -> None:
+        self.pool, self.replace = pool, replace
+        self.memo: dict[Expr, Expr] = {}
+
+    def __call__(self, expr: Expr) -> Expr:
+        rewritten = self.memo.get(expr)
+        if rewritten is None:
+            args = tuple(map(self, expr.args))
+            same = all(arg is b for arg, b in zip(args, expr.args))
+            y = expr if same else expr.with_args(args, self.pool)
+            rewritten = self.memo[expr] = self.replace(y) or y
+        return rewritten
+
+
 def _renamed(dim: str, dims: dict[str, Affine]) -> str:
     """A symbol by which places move as they did by `dim`."""
     if dim not in dims:
@@ -334,13 +344,13 @@ def _renamed(dim: str, dims: dict[str, Affine]) -> str:
 def nodes(expressions: Iterable[Expr]) -> list[Expr]:
     """Every distinct node of expressions, operands before users."""
     seen: dict[int, Expr] = {}
-
-    def visit(node: Expr) -> None:
-        if id(node) not in seen:
-            for arg in node.args:
-                visit(arg)
-            seen[id(node)] = node
-
-    for expr in expressions:
-        visit(expr)
+    _visit(expressions, seen)
     return list(seen.values())
+
+
+def _visit(expressions: Iterable[Expr], seen: dict[int, Expr]) -> None:
+    """Adds the nodes of expressions that are not in `seen`, by id."""
+    for node in expressions:
+        if id(node) not in seen:
+            _visit(node.args, seen)
+            seen[id(node)] = node

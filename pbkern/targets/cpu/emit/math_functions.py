@@ -16,7 +16,7 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.math import elementwise
 from pbkern.lower.math.elementwise import EqnInfo
 from pbkern.lower.mlir import operation, range_reports
-from pbkern.lower.mlir.ops import Builder, Ssa
+from pbkern.lower.mlir.ops import Builder, Emit, Ssa
 from pbkern.lower.mlir.text import Text
 from pbkern.lower.nest.ir import Expr, Op
 
@@ -94,8 +94,8 @@ class MathFunctions:
 
         key = self._key(b, info, args)
         if len(self._written[key]) < MOST_IN_PLACE or id(expr) in self._written[key]:
-            counted, before = _Counted(b), self._rare_lines
-            result = compute(counted.builder, *args)
+            counted, before = _Counted(b.emit), self._rare_lines
+            result = compute(b.with_emit(counted.emit), *args)
             if counted.lines + self._rare_lines - before >= SHORTEST_CALLED:
                 self._written[key][id(expr)] = expr
             return result
@@ -138,13 +138,12 @@ class MathFunctions:
 
 
 class _Counted:
-    """A builder that counts the lines it writes."""
+    """Counts the lines that pass it on their way to `emit`."""
 
-    def __init__(self, b: Builder):
-        self.lines, self._emit = 0, b.emit
-        self.builder = b.with_emit(self._count)
+    def __init__(self, emit: Emit):
+        self.lines, self._emit = 0, emit
 
-    def _count(self, *parts, **attributes) -> str:
+    def emit(self, *parts, **attributes) -> str:
         self.lines += operation.Operation(*parts, **attributes).size
         return self._emit(*parts, **attributes)
 

@@ -6,7 +6,16 @@ import math
 
 from pbkern.lower.mlir.element_types import BITS, compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Accumulator, Expr, Gather, IndexValue, InRange, Load, Nest, Op
+from pbkern.lower.nest.ir import (
+    Accumulator,
+    Gather,
+    IndexValue,
+    InRange,
+    Load,
+    Nest,
+    Op,
+    nodes,
+)
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import MAX_STEP, is_interleaved_row, is_strided, joint_stores
@@ -152,16 +161,6 @@ def _load_score(nest: Nest, expr: Load | Gather, dim: str) -> float:
 
 def nest_frequency(nest: Nest):
     """Weight of a load: those that every step of a reduction makes again count more than those before and behind it."""
-    inside: set[int] = set()
-    reduced = set(nest.rdims)
-
-    def mark(expr: Expr) -> None:
-        if id(expr) not in inside:
-            inside.add(id(expr))
-            for operand in expr.args:
-                mark(operand)
-
-    for reduction in nest.reductions:
-        for arg in reduction.args:
-            mark(arg)
+    terms = nodes(arg for reduction in nest.reductions for arg in reduction.args)
+    inside, reduced = set(map(id, terms)), set(nest.rdims)
     return lambda expr: 4.0 if id(expr) in inside and reduced & expr.symbols else 1.0

@@ -25,12 +25,19 @@ SERIAL_WORK = 3.0
 # Vector operations of a point beyond which two points, and beyond twice as many one, are enough in
 # a step.
 LONG_CHAIN_OPERATIONS = 150.0
-# Operations of a point with functions that branch where an element is rare, from which two vectors
-# in a step are enough. Source: not recorded.
+# Registers from which one vector in a step is enough, where a point has functions of SINES alone that branch. LLVM schedules
+# up to a branch, so that points follow one another, however many a step has; with few registers, each reads constants
+# again. Measured on one thread of Zen 4, 256 x 512 points, with one vector and with four in a step: sine 50 and 50 us, sine
+# times cosine 55 and 56, Box-Muller 82 and 84, tangent 104 and 104; as x86-64-v3 63 and 61, 90 and 91, 208 and 193, 153 and
+# 152. The first call takes 0.55 to 0.7 times as long.
+ONE_IS_ENOUGH = 32
+# Operations of such a point from which two vectors in a step are enough, with fewer registers. Source: not recorded.
 FEW_OPS = 12
 # Operations of such a point from which one vector in a step is enough. Source: not recorded.
 MANY_OPS = 40
-BRANCHING = frozenset(("sin", "cos", "tan", "rem"))
+SINES = frozenset(("sin", "cos", "tan"))
+# Remainders of 32-bit integers take 1.15 times as long with one vector in a step as with four, of 8-bit ones 1.35 (Zen 4).
+BRANCHING = SINES | {"rem"}
 # Steps of a row from which a longer last vector, of which more is masked out, is worth fewer instructions. Not measured.
 LONG_ROW_STEPS = 2
 # Rows of a stencil that a step takes; twice as many where it computes many more than it keeps.
@@ -50,7 +57,7 @@ def elementwise_tile(nest: Nest, sched: NestSchedule) -> NestSchedule:
     if dim is not None:
         rows = STENCIL_ROWS if _halo(nest, dim) <= STENCIL_ROWS // 2 else 2 * STENCIL_ROWS
         return replace(sched, jam={dim: min(rows, nest.dims[dim])})
-    points = min(_points_in_turn(nest), vectors_along(nest, sched))
+    points = min(_points_in_turn(nest, sched.registers), vectors_along(nest, sched))
     is_long = vectors_along(nest, sched) >= LONG_ROW_STEPS * points
     if points > 1 and is_long and _stores_narrow(nest, sched.along):
         return replace(sched, lanes=2 * sched.lanes, unroll=points // 2)
@@ -77,14 +84,16 @@ def _stores_narrow(nest: Nest, vector: str) -> bool:
     return all(step in (0, 1) for step in steps)
 
 
-def _points_in_turn(nest: Nest) -> int:
-    """Vectors per step.
+def _points_in_turn(nest: Nest, registers: int) -> int:
+    """Vectors per step, on a processor with so many registers.
 
     Several are under way together, if their operations are interleaved
     (targets/cpu/emit/interleave_chains.py).
     """
     ops = [node.info.primitive for node in nest.nodes() if isinstance(node, Op)]
     if BRANCHING.intersection(ops):
+        if registers >= ONE_IS_ENOUGH and SINES.issuperset(BRANCHING.intersection(ops)):
+            return 1
         return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
     if is_serial(nest):
         return SERIAL_POINTS
