@@ -11,6 +11,7 @@ from operator import attrgetter
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jaxprs.maximum_tests import compare_operands
 from pbkern.core.jaxprs.shardings import without_shardings
 from pbkern.core.ops.ordered_values import ordered_values
 from pbkern.core.ops.shared_products import shared_products
@@ -145,6 +146,11 @@ FUSE_PASSES = (
         "join sign tests",
         _of_jaxpr(join_sign_tests),
         "floor_divide and remainder compare once",
+    ),
+    Pass(
+        "compare operands",
+        _of_jaxpr(compare_operands),
+        "derivatives of max and min do not ask which operand equals the result",
     ),
     Pass("group products", GroupProducts(), "rows are multiplied by their group's matrix alone"),
     Pass("move transposes", _of_jaxpr(move_transposes), "transposes meet and cancel"),

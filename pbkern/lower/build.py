@@ -25,7 +25,18 @@ from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.nest.conditions.index_tests import BOOL
 from pbkern.lower.nest.context import NestContext, reports
-from pbkern.lower.nest.ir import Buf, Expr, Let, Load, Nest, Pool, Reduction, Stmt, Store
+from pbkern.lower.nest.ir import (
+    Accumulator,
+    Buf,
+    Expr,
+    Let,
+    Load,
+    Nest,
+    Pool,
+    Reduction,
+    Stmt,
+    Store,
+)
 from pbkern.lower.rules import control_flow, ref_effects, views
 from pbkern.lower.rules.contractions import CONTRACTIONS
 from pbkern.lower.rules.debug_callbacks import trace
@@ -382,16 +393,21 @@ class BodyBuilder:
         return self._stored[id(value)]
 
     def _inline_contract(self, contract: Contract, ix: Index, nest: NestDraft, guard: bool) -> Expr:
+        """The accumulator of a contraction in `nest`: one for all that read it, in the padding of a result or outside."""
+        key = id(contract), ix
+        if key in nest.inlined:
+            return nest.inlined[key]
         rename = {}
         for mine, theirs in zip(contract.out, ix):
             if mine.terms:
                 rename[mine.terms[0][0]] = theirs
         nest.reduce_over({dim: extent for dim, extent in contract.dims if dim in contract.rdims})
-        return self._reduce(contract, nest, rename, guard)
+        nest.inlined[key] = self._reduce(contract, nest, rename, guard)
+        return nest.inlined[key]
 
     def _reduce(
         self, contract: Contract, nest: NestDraft, rename: dict, guard: bool = False
-    ) -> Expr:
+    ) -> Accumulator:
         memo: dict = {}
         args = [
             self.pull(operand, tuple(i.substitute(rename.get) for i in route), None, guard, memo)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import pbkern
+from pbkern.core.jaxprs.evaluation import inline
+from pbkern.core.jaxprs.maximum_tests import compare_operands
 from pbkern.frontends.jax.residuals import SINK, SOURCE, Flow
 from tests.arrays import array
 
@@ -57,6 +59,57 @@ def test_only_what_cannot_be_recomputed_is_saved(f, args, shapes):
     saved = [tuple(n for n in s if n != 1) for s in saved_shapes(f, *args)]
     assert sorted(saved) == shapes
     check(f, *args)
+
+
+def largest_of_rows(x, w):
+    y = x @ w * w[0] + w[1]
+    return (y - y.mean(1, keepdims=True)).max(0).sum()
+
+
+def without_negative(x, w):
+    return (jnp.maximum(x @ w * w[0] + w[1], 0) ** 2).sum()
+
+
+def chosen_by_equality(x, w):
+    y = jnp.tanh(x @ w * 0.1) * w[0] + w[1]
+    return jnp.where(y == y.max(0), y * 3, y * y).sum()
+
+
+def fractions(x, w):
+    y = jnp.tanh(x @ w * 0.1) * w[0] * 9
+    return ((y - jnp.floor(y)) * y).sum()
+
+
+@pytest.mark.parametrize(("f", "decisions"), [
+    (largest_of_rows, ["bool"]),
+    (without_negative, []),
+    (chosen_by_equality, ["bool"]),
+    (fractions, ["float32"]),
+])  # fmt: skip
+def test_decisions_of_recomputed_values_are_saved(f, decisions):
+    product = (64, 32)
+    _, back = jax.vjp(pbkern.jit(f), X, W)
+    saved = [str(x.dtype) for x in jax.tree.leaves(back) if x.shape == product]
+    assert sorted(saved) == sorted([*decisions, "float32"])  # and the product
+    check(f, X, W)
+
+
+@pytest.mark.parametrize("smaller", [False, True])
+@pytest.mark.parametrize("second", ["array", "number"])
+def test_operands_of_a_maximum_are_compared_with_each_other(smaller, second):
+    choose = jnp.minimum if smaller else jnp.maximum
+
+    def f(x, y):
+        return choose(x, y if second == "array" else 0.5)
+
+    grad = jax.grad(lambda x, y: (f(x, y) ** 2).sum(), (0, 1))
+    x = jnp.array([1.0, 0.5, -1, np.nan, 2, np.inf, 0.0, -0.0])
+    y = jnp.array([0.5, 0.5, 3, 1, np.nan, np.inf, -0.0, 0.0])
+    for got, want in zip(pbkern.jit(grad)(x, y), grad(x, y)):
+        np.testing.assert_array_equal(got, want)
+    simple = compare_operands(inline(jax.make_jaxpr(grad)(x, y)))
+    compared = [eqn for eqn in simple.jaxpr.eqns if eqn.primitive.name == "eq"]
+    assert not compared
 
 
 def test_reverse_over_reverse():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend import core as jex
 
 import pbkern
 from pbkern.core.jaxprs.evaluation import inline
@@ -87,3 +88,14 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_forms(name):
     check(FORMS[name], rand(7, 30, 12), rand(7, 1, 4, 1, seed=3))
+
+
+def test_numbers_beside_a_split():
+    def f(x, m):
+        five = jax.lax.reshape(np.float32(5), (1,))
+        return (x.reshape(*x.shape[:-1], 4, 3) - m).reshape(x.shape), five
+
+    closed = jax.make_jaxpr(f)(rand(7, 30, 12), rand(7, 1, 4, 1))
+    literal = [eqn for eqn in closed.jaxpr.eqns if isinstance(eqn.invars[0], jex.Literal)]
+    assert [eqn.primitive.name for eqn in literal] == ["reshape"]
+    check(f, rand(7, 30, 12), rand(7, 1, 4, 1, seed=3))

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import pallas as pl
+from jax.extend import core as jex
 
 import pbkern
 import pbkern.pallas
 from pbkern.core.passes import with_settings
+from pbkern.fuse.emit.written_kernels.same_shapes import in_shapes_of_kernels
 
 RNG = np.random.default_rng(0)
 
@@ -379,6 +381,14 @@ def test_chains_of_bodies(first, second):
     check(
         lambda x: two(one(x)) + one(x).sum(), lambda x: want + one(x).sum(), x, kernels=2, atol=1e-3
     )
+
+
+def test_numbers_in_another_shape():
+    kernel = rows_kernel(doubled, (36, 16))
+    f = lambda x: kernel(x) + jax.lax.reshape(np.float32(5), (1, 1))
+    closed = in_shapes_of_kernels(jax.make_jaxpr(f)(array((36, 16))))
+    x = array((36, 16))
+    np.testing.assert_allclose(jex.jaxpr_as_fun(closed)(x)[0], 2 * x + 5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("door", ["pbkern", "pallas"])

@@ -16,7 +16,12 @@ from pbkern.core.jax_types import Atom, array_aval
 
 def atoms(eqn) -> list[jex.Var]:
     """An equation's operands that are no literals."""
-    return [var for var in eqn.invars if not isinstance(var, jex.Literal)]
+    return variables(eqn.invars)
+
+
+def variables(among: Iterable[Atom]) -> list[jex.Var]:
+    """Operands or results of a jaxpr that are no literals, which cannot be hashed."""
+    return [atom for atom in among if isinstance(atom, jex.Var)]
 
 
 def leading_to(eqns: Sequence, outputs: Iterable, given: Iterable = ()) -> list:

@@ -7,6 +7,11 @@ minimum cut: each value costs its bytes, operands and results cost nothing becau
 anyway, and most else (reductions, convolutions, random bits) cannot be crossed. A product may be
 computed again too, at the price of its arithmetic: the scores of attention are, from queries, keys
 and the statistics of the rows, and layers of a network are not.
+
+A value that is computed again may be rounded in another way, as the two halves have other kernels.
+A decision that is made again of such a value may be another one: the gradient of a maximum goes to
+the elements that equal it, and could go to none. So decisions are saved, one byte for each
+comparison, unless all that they are made of is saved.
 """
 
 from __future__ import annotations
@@ -17,11 +22,15 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
+from jax import dtypes
 from jax.extend import core as jex
 
 from pbkern._jax import Split, part_of
-from pbkern.core.jax_types import Atom
+from pbkern.core.jax_types import Atom, array_aval
 from pbkern.core.jaxprs.calls import called_jaxpr
+from pbkern.core.jaxprs.maximum_tests import compare_operands
+from pbkern.core.jaxprs.walks import variables
 
 # Cheap per element, or without cost inside a kernel.
 RECOMPUTED = frozenset(
@@ -33,6 +42,15 @@ RECOMPUTED = frozenset(
 # Arithmetic of a product that costs as much as a saved byte of f32 results: a little more than the
 # time of both says, as what is not saved needs no memory between the two halves either.
 OPERATIONS_PER_BYTE = 96
+
+# Of what is recomputed: results that follow from operands without arithmetic, the same in every kernel.
+MOVES = frozenset(
+    """abs broadcast_in_dim clamp convert_element_type copy imag max min neg real reshape select_n squeeze
+    stop_gradient transpose""".split()
+)
+# Floating-point results that jump where an operand passes a limit.
+STEPS = frozenset("ceil floor round".split())
+ORDER = frozenset("ge gt le lt".split())
 
 
 class Residuals(NamedTuple):
@@ -52,10 +70,13 @@ class Residuals(NamedTuple):
 
 
 def choose_residuals(split: Split) -> Residuals:
+    split = split._replace(known=compare_operands(split.known))
     jaxpr = split.known.jaxpr
     count = len(jaxpr.outvars) - split.residuals
     results, residuals = jaxpr.outvars[:count], jaxpr.outvars[count:]
-    cut = minimum_cut(jaxpr, variables(results), variables(residuals))
+    cut = with_decisions(
+        jaxpr, minimum_cut(jaxpr, variables(results), variables(residuals)), residuals
+    )
     operands = {var: n for n, var in enumerate(jaxpr.invars)}
     places = {
         result: n for n, result in reversed(list(enumerate(results))) if isinstance(result, jex.Var)
@@ -98,9 +119,57 @@ def equations_between(jaxpr: jex.Jaxpr, given: Sequence, wanted: Sequence) -> li
     return chosen[::-1]
 
 
-def variables(atoms: Sequence[Atom]) -> list[jex.Var]:
-    """The atoms that are no literals: literals cost nothing, and cannot be hashed."""
-    return [atom for atom in atoms if isinstance(atom, jex.Var)]
+def with_decisions(jaxpr: jex.Jaxpr, cut: Sequence[jex.Var], residuals: Sequence) -> list[jex.Var]:
+    """The cut and the decisions behind it that would be made of other values than before, without what they replace."""
+    exact, decisions = {*cut, *jaxpr.constvars}, []  # exact: the same in both halves
+    for eqn in equations_between(jaxpr, cut, residuals):
+        operands = variables(eqn.invars)
+        if exact.issuperset(operands):
+            if is_exact(eqn):
+                exact.update(eqn.outvars)
+        elif decides(eqn):
+            exact.update(eqn.outvars)
+            decisions += [var for var in eqn.outvars if var not in cut]
+        elif not any(map(_is_inexact, eqn.outvars)):
+            exact.update(eqn.outvars)
+    if not decisions:
+        return list(cut)
+    saved = {*cut, *decisions}
+    read = {
+        var
+        for eqn in equations_between(jaxpr, [*saved], residuals)
+        for var in variables(eqn.invars)
+    }
+    saved &= read | {*variables(residuals)}
+    order = [*jaxpr.invars, *(var for eqn in jaxpr.eqns for var in eqn.outvars)]
+    return [var for var in order if var in saved]
+
+
+def decides(eqn) -> bool:
+    """Whether an equation makes a decision of numbers: a result that jumps where an operand changes by a rounding error.
+
+    An order between a number and a fixed limit does not count: the limit moves by a rounding error,
+    which is no more than happens to the values of a continuous function.
+    """
+    inner = called_jaxpr(eqn)
+    if inner is not None:
+        return any(map(decides, inner.jaxpr.eqns))
+    name, operands = eqn.primitive.name, variables(eqn.invars)
+    if not any(map(_is_inexact, operands)) or (name in ORDER and len(operands) < 2):
+        return False
+    return name in STEPS or not any(map(_is_inexact, eqn.outvars))
+
+
+def is_exact(eqn) -> bool:
+    """Whether an equation on the same operands has the same results in every kernel."""
+    inner = called_jaxpr(eqn)
+    if inner is not None:
+        return all(map(is_exact, inner.jaxpr.eqns))
+    return eqn.primitive.name in MOVES | STEPS or not any(map(_is_inexact, eqn.outvars))
+
+
+def _is_inexact(atom: Atom) -> bool:
+    return dtypes.issubdtype(array_aval(atom).dtype, np.inexact)
 
 
 def is_recomputed(eqn) -> bool:

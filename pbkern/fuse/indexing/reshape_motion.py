@@ -68,6 +68,8 @@ class _Motion:
 
     def reshape(self, eqn, operands: Sequence) -> list | None:
         (var,), (operand,) = eqn.invars, operands
+        if isinstance(var, jex.Literal):  # one number has nothing to split
+            return None
         if _splits(eqn, self.limits.most_members):
             self.sources[eqn.outvars[0]] = operand
         joined = var in self.moved and self.sources[var].shape == tuple(eqn.params["new_sizes"])

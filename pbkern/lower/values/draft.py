@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pbkern.core.errors import InternalError
-from pbkern.lower.nest.ir import Nest, Reduction, Store
+from pbkern.lower.nest.ir import Accumulator, Nest, Reduction, Store
 
 
 class NestDraft:
@@ -21,6 +21,8 @@ class NestDraft:
         self.dims = dict(dims)
         self.rdims = rdims
         self.reductions: list[Reduction] = []
+        # (id of a contraction, index) -> its accumulator
+        self.inlined: dict[tuple, Accumulator] = {}
         self.ordered = ordered
         self.at = at
 

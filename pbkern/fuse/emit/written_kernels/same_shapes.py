@@ -62,12 +62,12 @@ class _Reshaped:
 
     def results(self, eqn) -> Sequence:
         name, result = eqn.primitive.name, eqn.outvars[0]
-        if name == "reshape" and len(eqn.invars) == 1 and eqn.params["dimensions"] is None:
-            (operand,) = eqn.invars
+        if name == "reshape" and len(atoms(eqn)) == 1 and eqn.params["dimensions"] is None:
+            (operand,) = atoms(eqn)
             maker = self.makers.get(operand)
             if maker is not None and maker.primitive is kernel_p:
                 self.plain[result] = self.value(operand)
-            elif result in self.operands and isinstance(operand, jex.Var):
+            elif result in self.operands:
                 return [self.in_shape(operand, array_aval(result).shape)]
         if name in ELEMENTWISE:
             shape = next(

@@ -239,7 +239,7 @@ class Pool:
     def op(self, dtype: Any, info: EqnInfo, args: tuple[Expr, ...]) -> Expr:
         return self._node(Op, dtype, args, (id(info),), (info,))
 
-    def accumulator(self, dtype: Any, number: int) -> Expr:
+    def accumulator(self, dtype: Any, number: int) -> Accumulator:
         return self._node(Accumulator, dtype, (), (number,), (number,))
 
     def shifted(self, dtype: Any, moves: tuple, args: tuple[Expr, ...]) -> Expr:
