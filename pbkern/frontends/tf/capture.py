@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from pbkern import _jax
@@ -18,6 +20,8 @@ from pbkern.frontends.stablehlo.places import LIBRARIES
 from .arguments import DTYPES, Arguments, check_numbers
 
 STAGE = "stablehlo"
+# A constant of truth values that is printed as bytes, and its sizes.
+PACKED_TRUTHS = re.compile(r'dense<"0x([0-9A-Fa-f]+)"> : tensor<((?:\d+x)*)i1>')
 # TensorFlow's operations of tf.cond, tf.case and tf.switch_case.
 CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(?:: (\d+))?>")
@@ -177,7 +181,8 @@ def _captured(tensor: tf.Tensor, variables: dict[int, tf.Variable], name: str) -
 
 def _stablehlo(traced: Any, specs: Sequence[tf.TensorSpec], name: str, hint: str | None) -> str:
     try:
-        return traced.experimental_get_compiler_ir(*specs)(stage=STAGE, platform_name="CPU")
+        text = traced.experimental_get_compiler_ir(*specs)(stage=STAGE, platform_name="CPU")
+        return PACKED_TRUTHS.sub(_unpacked_truths, text)
     except (ValueError, tf.errors.OpError) as e:
         text = str(e)
         if "compile-time constant" in text:
@@ -191,6 +196,17 @@ def _stablehlo(traced: Any, specs: Sequence[tf.TensorSpec], name: str, hint: str
             why=_first(text),
             hint=hint or "leave these to TensorFlow, outside of the function",
         ) from None
+
+
+def _unpacked_truths(constant: re.Match) -> str:
+    """A constant of truth values with a byte for each: TensorFlow's MLIR prints eight in a byte, jaxlib's reads one in each."""
+    digits, sizes = constant.groups()
+    count = math.prod(int(size) for size in sizes.split("x") if size)
+    packed = np.frombuffer(bytes.fromhex(digits), np.uint8)
+    if packed.size == count:
+        return constant[0]
+    truths = np.unpackbits(packed, count=count, bitorder="little")
+    return f'dense<"0x{truths.tobytes().hex()}"> : tensor<{sizes}i1>'
 
 
 def _first(text: str) -> str:

@@ -524,3 +524,12 @@ def test_an_object_that_is_gone_is_not_taken_for_a_later_one():
     x = tf.constant([1.0, 2.0])
     for factor in (2.0, 3.0, 4.0):  # each object may get the place of the one before
         np.testing.assert_allclose(scaled(x, Settings(factor)), [factor, 2 * factor])
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (8,), (9, 7), (8, 6, 5), (0, 4)])
+def test_constants_of_truth_values(shape):
+    """TensorFlow's text has eight of them in a byte."""
+    mask = np.random.default_rng(0).integers(0, 2, shape).astype(bool)
+    x = tf.constant(np.random.default_rng(1).normal(size=shape), tf.float32)
+    got = pbkern.polyblocks_jit_tf(lambda a: tf.where(mask, a, -1.0))(x)
+    np.testing.assert_array_equal(got, np.where(mask, x, -1.0))
