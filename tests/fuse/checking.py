@@ -73,7 +73,7 @@ def random_blocks(seed):
     """A stand-in for the schedule's descent: any block sizes at all, multiples of nothing."""
     rng = random.Random(seed)
 
-    def descend(at, options, target):
+    def descend(at, options, target, inner_first=False):
         for _ in range(12):
             blocks = [
                 rng.choice([1, o[-1], rng.randint(1, max(1, o[-1]))]) if len(o) > 1 else o[0]

@@ -55,7 +55,7 @@ class JoinParts:
         names = primitive_names(closed)
         if names.isdisjoint(("pad", "select_n")) or names.isdisjoint(SUMS):
             return closed
-        sums = _Sums(self.most_parts)
+        sums = _SumsOfParts(self.most_parts)
         rules = {
             "pad": sums.note_part,
             "broadcast_in_dim": sums.note_zeros,
@@ -64,7 +64,7 @@ class JoinParts:
         return retrace(closed, rules | dict.fromkeys(SUMS, sums.join))
 
 
-class _Sums:
+class _SumsOfParts:
     """Remembers, by value, what is zero where.
 
     Of padded values and their sums: axis, parts in their order. Of choices: what chooses, and the cases, None for zeros. Of
@@ -94,7 +94,7 @@ class _Sums:
     def note_cases(self, eqn, operands):
         which, *values = operands
         cases = [None if self.notes.find("zeros", value) is not None else value for value in values]
-        if None not in cases:
+        if all(case is not None for case in cases):
             return None
         return self.notes.bound("cases", eqn, operands, which, cases)
 
@@ -137,7 +137,8 @@ class _Sums:
         if None in facts:
             return None
         (which, cases), (other, more) = facts
-        if which is not other or any(None not in pair for pair in zip(cases, more)):
+        meet = any(first is not None and second is not None for first, second in zip(cases, more))
+        if which is not other or meet:
             return None
         zeros = lax.full_like(operands[0], 0)
         cases = [second if first is None else first for first, second in zip(cases, more)]
