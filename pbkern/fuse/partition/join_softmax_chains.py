@@ -22,7 +22,7 @@ from .partitioner import Partitioner
 def are_scores(values: Iterable, eqns: Sequence) -> bool:
     """Whether values lead to, or come from, exponentials that `eqns`, in program order, both sum and multiply."""
     weights: set = set()
-    ended: set = set()
+    ended: set[str] = set()
     for eqn in eqns:
         reads = bool(weights) and any(atom in weights for atom in atoms(eqn))
         if eqn.primitive.name in ("exp", "exp2") or (reads and _passes(eqn)):

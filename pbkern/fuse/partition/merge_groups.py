@@ -185,7 +185,7 @@ def _is_memory_bound(parts: Partitioner, group: Node) -> bool:
 def _pull_at_once(parts: Partitioner, consumer: Node) -> bool:
     """Makes a long group of one program and all that is computed for it alone one group, if the model gains; tells whether.
 
-    Each attempt takes time for the whole group: one by one, the gates of a circuit took a third of its planning. Groups with
+    Each attempt takes time for the whole group: one by one, the gates of a circuit took a quarter of a first call. Groups with
     products that are worth a kernel are left to `merge`.
     """
     if consumer not in parts.nodes or not grows(consumer.eqns, consumer.own_schedule):

@@ -29,7 +29,7 @@ LONG_CHAIN_OPERATIONS = 150.0
 # up to a branch, so that points follow one another, however many a step has; with few registers, each reads constants
 # again. Measured on one thread of Zen 4, 256 x 512 points, with one vector and with four in a step: sine 50 and 50 us, sine
 # times cosine 55 and 56, Box-Muller 82 and 84, tangent 104 and 104; as x86-64-v3 63 and 61, 90 and 91, 208 and 193, 153 and
-# 152. The first call takes 0.55 to 0.7 times as long.
+# 152. The first call takes 0.5 to 0.8 times as long.
 ONE_IS_ENOUGH = 32
 # Operations of such a point from which two vectors in a step are enough, with fewer registers. Source: not recorded.
 FEW_OPS = 12
