@@ -350,8 +350,10 @@ def test_depths_that_words_do_not_divide(depth, dtype, turned):
     fused = pbkern.jit(f)
     given = a, b.T.copy() if turned else b
     np.testing.assert_array_equal(fused(*given), want)
-    if detected_machine().vnni and depth > 16:
-        assert re.search("by vpdpbusd=|by vpdpwssd=", fused.as_text(*given, stage="nests"))
+    if (detected_machine().vnni or detected_machine().avx2) and depth > 16:
+        assert re.search(
+            "by vpdpbusd=|by vpdpwssd=|by pmaddwd=", fused.as_text(*given, stage="nests")
+        )
 
 
 @needs_vnni
@@ -368,6 +370,65 @@ def test_narrow_integers_are_multiplied_in_words(dtypes, words, instruction):
     f = pbkern.jit(lambda a, b: lax.dot(a.astype(jnp.int32), b.astype(jnp.int32)))
     assert words in f.as_text(a, b, stage="nests")
     assert instruction in f.as_text(a, b, stage="asm")
+
+
+@pytest.mark.skipif(
+    not detected_machine().avx2 or detected_machine().vnni, reason="for x86-64 without AVX512-VNNI"
+)
+@pytest.mark.parametrize(
+    ("dtypes", "rows", "words"),
+    [
+        (("int8", "int8"), 256, "by pmaddwd="),
+        (("uint8", "int8"), 256, "by pmaddwd="),
+        (("int8", "int16"), 256, "by pmaddwd="),
+        (("int8", "int8"), 3, "by pmaddwd_int8_int8="),
+        (("uint8", "int8"), 3, "by pmaddwd_uint8_int8="),
+        (("int8", "uint8"), 3, "by pmaddwd_uint8_int8="),
+        (("uint8", "uint8"), 3, "by pmaddwd_uint8_uint8="),
+    ],
+)
+def test_narrow_integers_are_multiplied_as_pairs(dtypes, rows, words):
+    """Few rows are read where they are, in words of four bytes."""
+    a, b = jax.ShapeDtypeStruct((rows, 512), dtypes[0]), jax.ShapeDtypeStruct((256, 512), dtypes[1])
+    f = pbkern.jit(lambda a, b: lax.dot(a.astype(jnp.int32), b.T.astype(jnp.int32)))
+    nests = f.as_text(a, b, stage="nests")
+    assert words in nests
+    assert "dot=" not in nests
+    assert "vpmaddwd" in f.as_text(a, b, stage="asm")
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 16, 33])
+@pytest.mark.parametrize("depth", [256, 511, 1028])
+@pytest.mark.parametrize(
+    "dtypes", [("int8", "int8"), ("uint8", "uint8"), ("uint8", "int8"), ("int8", "uint8")]
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_few_rows_of_bytes(rows, depth, dtypes, turned):
+    """All values of the types, the least and greatest above all."""
+    rng = np.random.default_rng(rows + depth)
+
+    def drawn(shape, dtype):
+        limits = np.iinfo(dtype)
+        values = rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
+        values[rng.random(shape) < 0.5] = limits.min if limits.min else limits.max
+        return values
+
+    a, b = drawn((rows, depth), dtypes[0]), drawn((depth, 45), dtypes[1])
+    want = a.astype(np.int32) @ b.astype(np.int32)
+    f = pbkern.jit(
+        lambda a, b: lax.dot(a.astype(jnp.int32), (b.T if turned else b).astype(jnp.int32))
+    )
+    np.testing.assert_array_equal(f(a, b.T.copy() if turned else b), want)
+
+
+def test_sums_of_pairs_wrap():
+    """Two products of the least int16 leave int32."""
+    a = np.full((20, 64), -(2**15), np.int16)
+    with np.errstate(over="ignore"):
+        want = np.full((20, 20), 64 * 2**30, np.int64).astype(np.int32)
+    f = pbkern.jit(lambda a, b: lax.dot(a.astype(jnp.int32), b.T.astype(jnp.int32)))
+    np.testing.assert_array_equal(f(a, a), want)
 
 
 @needs_vnni

@@ -72,6 +72,11 @@ class LowerOptions(BuildOptions):
         return self.vectors.bits
 
     @property
+    def pair_sums(self) -> bool:
+        """The machine adds products of neighbouring int16, in vectors of every length."""
+        return self.avx512 or self.avx2
+
+    @property
     def policy(self) -> CpuPolicy:
         """Answers to passes for every target."""
         return CpuPolicy(

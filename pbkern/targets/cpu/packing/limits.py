@@ -69,10 +69,10 @@ class PackLimits:
     fewest_panel_rows: int = threshold(
         4, "rows that a panel is made for, of what is not contiguous along it. Source: not recorded"
     )
-    fewest_quad_rows: int = threshold(
+    fewest_word_rows: int = threshold(
         2,
-        "rows that a panel of quads of bytes is made for. Measured on one core of Zen 4, 2048 x 2048 bytes by two rows: 0.24 "
-        "ms with panels, 1.92 without",
+        "rows that a panel of words of narrow numbers is made for. Measured on one core of Zen 4, 2048 x 2048 bytes by "
+        "two rows: 0.24 ms with panels, 1.92 without; of Zen 3, 1024 x 1024 by three rows: 0.17 and 0.29",
     )
     # Products of few columns or rows (few_columns.py)
     few_columns: int = threshold(

@@ -234,8 +234,8 @@ def _in_words(
 ) -> Words | None:
     """The product over words of the most elements that suit its operands, if panels of them pay."""
     for words, count, fewest in (
-        (quad_products, QUAD, limits.fewest_quad_rows),
-        (pair_products, PAIR, limits.fewest_panel_rows),
+        (quad_products, QUAD, limits.fewest_word_rows),
+        (pair_products, PAIR, limits.fewest_word_rows),
     ):
         if nest.reuse(streamed) < fewest:
             continue

@@ -16,7 +16,7 @@ from typing import cast
 from pbkern.core.affine import Affine
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.nest.ir import Accumulator, Expr, Load, Nest, Reduction, Stmt, Store
-from pbkern.targets.cpu.schedule.instructions import INT8, word_product
+from pbkern.targets.cpu.schedule.instructions import INT8, VPDPBUSD, word_product
 
 from .pair_products import (
     INT32,
@@ -57,8 +57,7 @@ def words_in_place(nest: Nest, streamed: Expr, stationary: Expr, context) -> Wor
 
 def _quads(nest: Nest, streamed: Expr, stationary: Expr, context) -> WordsInPlace | None:
     (reduction,), k_dim = nest.reductions, depth_dim(nest, stationary, QUAD)
-    instruction = word_product(context.options, (UINT8, INT8), reduction.dtype)
-    if instruction is None or k_dim is None:
+    if k_dim is None:
         return None
     words = []
     for operand in (streamed, stationary):
@@ -71,6 +70,12 @@ def _quads(nest: Nest, streamed: Expr, stationary: Expr, context) -> WordsInPlac
         words.append(word)
     along, still = words
     types = streamed.args[0].dtype, stationary.args[0].dtype
+    instruction = word_product(context.options, (UINT8, INT8), reduction.dtype)
+    flips = types[0] == types[1] and instruction is VPDPBUSD
+    if types[0] == types[1] and not flips:
+        instruction = word_product(context.options, types, reduction.dtype)
+    if instruction is None:
+        return None
 
     def product(first: Expr, second: Expr, is_unsigned: bool) -> Reduction:
         """Words, the unsigned ones first; is_unsigned: whether `first` is."""
@@ -78,7 +83,7 @@ def _quads(nest: Nest, streamed: Expr, stationary: Expr, context) -> WordsInPlac
         return Reduction("dot", args, INT32, by=instruction)
 
     dims, rdims = over_words(nest, k_dim, QUAD)
-    if types[0] != types[1]:
+    if not flips:
         quads = (product(along, still, types[0] == UINT8),)
         product_nest = Nest(dims, rdims, quads, nest.stores, nest.ordered, nest.at)
         return WordsInPlace(product_nest, along, still)

@@ -1,7 +1,7 @@
 """INSTRUCTIONS: products of words that x86-64 computes, lane by lane or tile by tile.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS, VPDPWSSD, VPDPBUSD, TDPBF16PS,
-TDPBSSD, TDPBSUD, TDPBUSD, TDPBUUD.
+TDPBSSD, TDPBSUD, TDPBUSD, TDPBUUD, PMADDWD.
 """
 
 from __future__ import annotations
@@ -35,6 +35,46 @@ def _by_intrinsic(
         types = f"({acc.type}, {parts}, {parts}) -> {acc.type}"
         call = f' "llvm.x86.{name}.{WORD_BITS * acc.lanes}"(%s, %s, %s)'
         return acc._replace(name=b.emit("llvm.call_intrinsic", (acc.name, x, y), types, call))
+
+    return emit
+
+
+# Bits of a vector -> the intrinsic that adds the products of neighbouring int16.
+PAIR_SUMS = {128: "sse2.pmadd.wd", 256: "avx2.pmadd.wd", 512: "avx512.pmaddw.d.512"}
+
+
+def _by_pair_sums(b: Builder, acc: Ssa, args: Sequence[Ssa]) -> Ssa:
+    """Emission by a multiplication that adds neighbours, and an addition of its own."""
+    parts = f"vector<{2 * acc.lanes}xi16>"
+    x, y = (b.emit("vector.bitcast", (arg.name,), f"{arg.type} to {parts}") for arg in args)
+    return _plus_pair_sums(b, acc, x, y)
+
+
+def _plus_pair_sums(b: Builder, acc: Ssa, x: str, y: str) -> Ssa:
+    """The accumulator plus the sums of products of neighbouring int16."""
+    parts = f"vector<{2 * acc.lanes}xi16>"
+    call = f' "llvm.x86.{PAIR_SUMS[WORD_BITS * acc.lanes]}"(%s, %s)'
+    pairs = b.emit("llvm.call_intrinsic", (x, y), f"({parts}, {parts}) -> {acc.type}", call)
+    return acc._replace(name=b.emit("arith.addi", (acc.name, pairs), acc.type))
+
+
+def _by_widened_bytes(*signed: bool) -> Callable[[Builder, Ssa, Sequence[Ssa]], Ssa]:
+    """Emission on words of four bytes: those at even places become pairs of int16, and then those at odd places.
+
+    `signed`: whether each operand's bytes have a sign.
+    """
+
+    def emit(b: Builder, acc: Ssa, args: Sequence[Ssa]) -> Ssa:
+        parts = f"vector<{2 * acc.lanes}xi16>"
+        byte = b.emit("arith.constant", (), parts, " dense<8>")
+        even, odd = [], []
+        for arg, is_signed in zip(args, signed, strict=True):
+            pairs = b.emit("vector.bitcast", (arg.name,), f"{arg.type} to {parts}")
+            shift = "arith.shrsi" if is_signed else "arith.shrui"
+            above = b.emit("arith.shli", (pairs, byte), parts)
+            even.append(b.emit(shift, (above, byte), parts))
+            odd.append(b.emit(shift, (pairs, byte), parts))
+        return _plus_pair_sums(b, _plus_pair_sums(b, acc, *even), *odd)
 
     return emit
 
@@ -95,10 +135,23 @@ DPBF16PS = ProductInstruction(
 VPDPWSSD = ProductInstruction(
     "vpdpwssd", "vnni", (1, 1, 2), (INT16, INT16), INT32, _by_intrinsic("avx512.vpdpwssd", "i16", 2)
 )
+# The same without AVX512-VNNI. A sum of two products wraps as those of single ones do: it leaves int32 where all four
+# numbers are the least of int16, and is the least of int32 then.
+PMADDWD = ProductInstruction(
+    "pmaddwd", "pair_sums", (1, 1, 2), (INT16, INT16), INT32, _by_pair_sums
+)
 # Four bytes, of which the first operand's have no sign.
 VPDPBUSD = ProductInstruction(
     "vpdpbusd", "vnni", (1, 1, 4), (UINT8, INT8), INT32, _by_intrinsic("avx512.vpdpbusd", "i8", 4)
 )
+# Four bytes without AVX512-VNNI, for operands that are read where they are.
+WIDENED_BYTES = tuple(
+    ProductInstruction(
+        f"pmaddwd_{first.name}_{second.name}", "pair_sums", (1, 1, 4), (first, second), INT32,
+        _by_widened_bytes(first == INT8, second == INT8),
+    )
+    for first, second in ((INT8, INT8), (UINT8, UINT8), (UINT8, INT8))
+)  # fmt: skip
 # Tiles: 16 rows of 16 words times 16 rows of 16 words, of which the second operand's hold neighbours along the depth.
 TDPBF16PS = ProductInstruction(
     "tdpbf16ps", "amx_bf16", (TILE_ROWS, TILE_ROWS, 2 * TILE_ROWS), (BFLOAT16, BFLOAT16), FLOAT32,
@@ -123,7 +176,15 @@ _BYTE_TILES = tuple(
 )
 INSTRUCTIONS: dict[str, ProductInstruction] = {
     instruction.name: instruction
-    for instruction in (DPBF16PS, VPDPWSSD, VPDPBUSD, TDPBF16PS, *_BYTE_TILES)
+    for instruction in (
+        DPBF16PS,
+        VPDPWSSD,
+        PMADDWD,
+        VPDPBUSD,
+        *WIDENED_BYTES,
+        TDPBF16PS,
+        *_BYTE_TILES,
+    )
 }
 
 
