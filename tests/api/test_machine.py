@@ -65,12 +65,11 @@ def test_peaks_follow_what_the_processor_executes(detected, text, bits, share):
     assert found.clock_hz == DEFAULT_MACHINE.clock_hz
     single = share * DEFAULT_MACHINE.flops("float32")
     narrow = text in (ZEN5, ZEN4)
+    bytes_at_once = 4 if narrow else 2 if text == ZEN3 else 1
     assert found.flops("float32") == found.flops("float16") == pytest.approx(single)
     assert found.flops("float64") == pytest.approx(single / 2, rel=0.01)
     assert found.flops("bfloat16") == pytest.approx(single * (2 if narrow else 1))
-    assert (
-        found.flops("int8") == found.flops("uint8") == pytest.approx(single * (4 if narrow else 1))
-    )
+    assert found.flops("int8") == found.flops("uint8") == pytest.approx(single * bytes_at_once)
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ class LowerOptions(BuildOptions):
 
     @property
     def pair_sums(self) -> bool:
-        """The machine adds products of neighbouring int16, in vectors of every length."""
-        return self.avx512 or self.avx2
+        """The machine adds products of neighbouring int16, in its vectors: those of 512 bits came with AVX-512DQ."""
+        return self.avx512 or (self.avx2 and self.vector_bits <= 256)
 
     @property
     def policy(self) -> CpuPolicy:

@@ -149,7 +149,7 @@ def machine_of(name: str, row: Processor, flags: Collection[str], **known: Any) 
     return CpuMachine(
         name=name,
         l2_bandwidth=kind.l2_class * cores * 1e9,
-        peak_flops=_peaks(kind, cores, sets),
+        peak_flops=_peaks(kind, cores, bits, sets),
         tile_flops={
             dtype: kind.tile_flops[dtype] * cores
             for dtype, has in (("bfloat16", sets["amx_bf16"]), ("int8", sets["amx_int8"]))
@@ -168,7 +168,7 @@ def machine_of(name: str, row: Processor, flags: Collection[str], **known: Any) 
     )
 
 
-def _peaks(kind: CoreKind, cores: int, sets: Mapping[str, Any]) -> dict[str, float]:
+def _peaks(kind: CoreKind, cores: int, bits: int, sets: Mapping[str, Any]) -> dict[str, float]:
     """Multiply-adds, counted as two, per second.
 
     Bytes and pairs are multiplied at the rate of whole vectors (vpdpbusd 952 and vpdpwssd 463 GOP/s beside 241 GFLOP/s of
@@ -179,7 +179,7 @@ def _peaks(kind: CoreKind, cores: int, sets: Mapping[str, Any]) -> dict[str, flo
     share = cores / DEFAULT_MACHINE.cores * kind.multiply_add_bits / DEFAULT_MULTIPLY_ADD_BITS
     single = DEFAULT_MACHINE.peak_flops["float32"] * share
     narrow = {"int16": 2, "int8": 4, "uint8": 4} if sets["vnni"] else {}
-    if sets["avx2"] and not narrow:
+    if not narrow and sets["avx2"] and (sets["avx512"] or bits <= 256):
         narrow = {"int16": 2, "int8": 2, "uint8": 2}
     return {
         "float32": single,
