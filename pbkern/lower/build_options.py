@@ -22,9 +22,9 @@ class SortScratch(Protocol):
     """
 
     def __call__(
-        self, length: int, dtypes: Sequence, keys: int, first: int
+        self, lines: int, length: int, dtypes: Sequence, keys: int, first: int
     ) -> list[tuple[tuple[int, ...], np.dtype]]:
-        """(shape, dtype) of each buffer for sorting lines of `length` elements.
+        """(shape, dtype) of each buffer for sorting `lines` lines of `length` elements.
 
         The first `keys` operands are compared; the first `first` elements are read.
         """
@@ -35,7 +35,7 @@ class NoScratch:
     """Scratch of targets that sort in place."""
 
     def __call__(
-        self, length: int, dtypes: Sequence, keys: int, first: int
+        self, lines: int, length: int, dtypes: Sequence, keys: int, first: int
     ) -> list[tuple[tuple[int, ...], np.dtype]]:
         return []
 

@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
+import pbkern.cpu
 from pbkern import config
 
 from .test_other_machines import runs_here
@@ -244,3 +245,16 @@ def test_maxima_beside_places_of_maxima():
     np.testing.assert_array_equal(place, x.argmax(1))
     np.testing.assert_array_equal(most, x.max(1))
     np.testing.assert_array_equal(least, x.min(1))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rows", [9, 100])
+def test_extremes_of_columns_of_16_bit_floats_fill_registers(dtype, rows, rng):
+    x = jnp.asarray(rng.standard_normal((rows, 1001)), dtype)
+    x = x.at[3, 2].set(jnp.nan).at[:, 3].set(jnp.inf)
+    extremes = pbkern.jit(lambda x: (x.min(0), x.max(0)))
+    wide = np.asarray(x.astype(jnp.float32))
+    for got, want in zip(extremes(x), (wide.min(0), wide.max(0)), strict=True):
+        np.testing.assert_array_equal(got.astype(jnp.float32), want)
+    lanes = pbkern.jit(lambda x: x.min(0)).as_text(x, stage="nests")
+    assert f"lanes={pbkern.cpu.machine().vector_bits // 16}" in lanes

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.targets.costs.sorts import digit_bits
+from pbkern.targets.costs.sorts import digit_bits, is_network, network_passes
 from pbkern.targets.cpu.lower_options import LowerOptions
 
 pytestmark = pytest.mark.usefixtures("wide_types")
@@ -86,6 +86,46 @@ def test_several_keys(names, length, rng):
     keys[0] = np.where(rng.random(keys[0].shape) < 0.8, keys[0][:, :1], keys[0])
     places = np.arange(4 * length).reshape(4, length)
     check(keys, [rng.standard_normal((4, length)).astype(np.float32), places.astype(np.int16)])
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("length", [17, 64, 101])
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if "int4" not in name])
+def test_lines_side_by_side(dtype, length, rng):
+    """As many lines as fill two groups, and some more."""
+    x = keys_of(dtype, (37, length), rng)
+    assert is_network(37, length, [x.dtype], 1, length) or dtype == "bool"
+    check([x], [])
+    check([x], [np.broadcast_to(np.arange(length, dtype=np.int16), x.shape)])
+
+
+@pytest.mark.parametrize("names", [("int8", "float32"), ("float64", "int32"), ("int64", "uint64")])
+def test_several_keys_side_by_side(names, rng):
+    keys = [keys_of(name, (21, 50), rng) for name in names]
+    keys[0] = np.where(rng.random(keys[0].shape) < 0.8, keys[0][:, :1], keys[0])
+    check(keys, [rng.standard_normal((21, 50)).astype(np.float32)])
+
+
+def test_first_elements_of_lines_side_by_side(rng):
+    x = keys_of("float32", (37, 60), rng)
+    assert is_network(37, 60, [x.dtype], 1, 40)
+    got = pbkern.jit(lambda x: lax.sort(x)[:, :40])(x)
+    want = np.take_along_axis(x, order([x])[:, :40], -1)
+    np.testing.assert_array_equal(bits(got), bits(want))
+
+
+@pytest.mark.parametrize("length", [2, 3, 16, 17, 23])
+def test_networks_sort_all_zeros_and_ones(length, rng):
+    """A network that sorts every line of zeros and ones sorts every line; of the longest lines some are drawn."""
+    most = 1 << 12
+    codes = np.arange(1 << length) if length <= 12 else rng.integers(0, 1 << length, most)
+    lines = codes[:, None] >> np.arange(length) & 1
+    want = np.sort(lines, 1)
+    for p, r, d in network_passes(length):
+        low = np.array([i for i in range(length - d) if i & p == r], int)
+        left, right = lines[:, low], lines[:, low + d]
+        lines[:, low], lines[:, low + d] = np.minimum(left, right), np.maximum(left, right)
+    np.testing.assert_array_equal(lines, want)
 
 
 @pytest.mark.parametrize(

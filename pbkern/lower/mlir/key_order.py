@@ -29,6 +29,13 @@ def rising(b: Builder, x: Ssa, dtype: np.dtype) -> Ssa:
     return x
 
 
+def risen(b: Builder, word: Ssa, dtype) -> Ssa:
+    """An integer as it is stored, from its word: the inverse of `rising`."""
+    width = 8 * np.dtype(dtype).itemsize
+    x = b.int_resize(word, f"i{width}", unsigned=True)
+    return b.xor(x, b.c(1 << (width - 1), x.el)) if np.dtype(dtype).name.startswith("int") else x
+
+
 def _rising_bits(b: Builder, value: Ssa) -> Ssa:
     """Negative floats, whose bits rise as the numbers fall, are complemented; zeros are one number, and all NaNs."""
     width, el = BITS[value.el], int_el(value.el)

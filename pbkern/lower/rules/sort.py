@@ -37,7 +37,7 @@ def sorted_values(builder, eqn, ins: list[Value], first: int) -> list[Value]:
             inner_builder.store_value(target, operand, lambda ix: tuple(ix[dim] for dim in perm))
         flat = [inner_builder.reinterpret(dest, (lines, length)) for dest in targets]
         sizes = inner_builder.context.options.sort_scratch(
-            length, [source.dtype for source in operands], keys, first
+            lines, length, [source.dtype for source in operands], keys, first
         )
         spare = [inner_builder.new_buffer(shape, dtype) for shape, dtype in sizes]
         inner_builder.stmts.append(

@@ -91,16 +91,21 @@ def operations_per_element(eqn, machine: Machine) -> float:
     if name == "integer_pow":
         return float(max(1, 2 * int(abs(eqn.params["y"])).bit_length() - 2))
     if name == "sort":
-        length = eqn.outvars[0].aval.shape[eqn.params["dimension"]]
+        shape = eqn.outvars[0].aval.shape
+        length = shape[eqn.params["dimension"]]
+        lines = math.prod(shape) // max(length, 1)
         if LOWERED.sorts_in_registers(length, eqn.params["num_keys"], len(eqn.invars)):
             return EXCHANGE_OPERATIONS * (length - 1) / 2
-        cycles = line_cycles(length, [var.aval.dtype for var in eqn.invars], eqn.params["num_keys"])
+        dtypes = [var.aval.dtype for var in eqn.invars]
+        cycles = line_cycles(lines, length, dtypes, eqn.params["num_keys"])
         return cycles / max(length, 1) * machine.vector_bits / 32
     if name == "first_sorted":
         params = eqn.params
         shape = eqn.invars[0].aval.shape
+        length = shape[params["dimension"]]
         cycles = first_cycles(
-            shape[params["dimension"]],
+            math.prod(shape) // max(length, 1),
+            length,
             params["first"],
             [var.aval.dtype for var in eqn.invars],
             params["num_keys"],

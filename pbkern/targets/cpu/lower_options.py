@@ -13,7 +13,7 @@ from pbkern.targets.cpu.machines.machine import FAR_BYTES, WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .locality.policy import CpuPolicy
-from .sorting import RadixScratch
+from .sorting import LineScratch
 
 # Bytes that no array has.
 NEVER_BYTES = 1 << 62
@@ -41,7 +41,7 @@ class LowerOptions(BuildOptions):
 
     op_costs: PriceTable = field(default=COST, hash=False, repr=False)
     short_row: int = 64
-    sort_scratch: SortScratch = RadixScratch()
+    sort_scratch: SortScratch = LineScratch()
     short_line: int = LONGEST_REGISTER_LINE
     short_line_operations: int = MOST_NETWORK_OPERATIONS
     scatter_strip: int = 1024

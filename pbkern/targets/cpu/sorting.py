@@ -11,8 +11,11 @@ from pbkern.targets.costs.sorts import (
     RANK_VECTOR_BITS,
     digit_bits,
     head_length,
+    is_network,
+    keeps_places,
     key_bits,
     word_bits,
+    word_layout,
 )
 
 
@@ -21,27 +24,30 @@ def word_dtype(dtype) -> np.dtype:
     return np.dtype(f"uint{word_bits(key_bits(dtype))}")
 
 
-def keeps_places(dtypes, keys: int) -> bool:
-    """Do places travel with the keys, because one key alone does not tell the results?"""
-    return len(dtypes) > 1 or keys > 1 or "float" in np.dtype(dtypes[0]).name
-
-
 def word_dtypes(dtypes, keys: int) -> list[np.dtype]:
     return list(dict.fromkeys(map(word_dtype, dtypes[:keys])))
 
 
 @dataclass(frozen=True)
-class RadixScratch:
-    """See lower/build_options.py; what targets/cpu/emit/sorts/radix_sort.py and top_k.py find beside the operands."""
+class LineScratch:
+    """See lower/build_options.py; what the files of targets/cpu/emit/sorts/ find beside the operands."""
 
     def __call__(
-        self, length: int, dtypes: Sequence, keys: int, first: int
+        self, lines: int, length: int, dtypes: Sequence, keys: int, first: int
     ) -> list[tuple[tuple[int, ...], np.dtype]]:
-        """Counts, words of each width, places, and a line of each operand.
+        """Words of lines side by side, and a line of each operand; or what sorts one line after the other.
 
-        Where only `first` elements are read, lines are as short as the head that
-        targets/cpu/emit/sorts/top_k.py sorts.
+        That is counts, words of each width, places, and a line of each operand. Where only `first`
+        elements are read, lines are as short as the head that targets/cpu/emit/sorts/top_k.py sorts.
         """
+        if is_network(lines, length, dtypes, keys, first):
+            layout = word_layout(length, dtypes, keys)
+            side_by_side = (len(layout.words) * length * layout.lanes,)
+            spare = dtypes if keeps_places(dtypes, keys) else ()
+            return [
+                (side_by_side, np.dtype(f"uint{layout.bits}")),
+                *(((length,), np.dtype(dtype)) for dtype in spare),
+            ]
         length = head_length(length, first) or length
         digits = [digit_bits(length, key_bits(dtype)) for dtype in dtypes[:keys]]
         counts = max(

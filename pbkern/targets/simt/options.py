@@ -21,7 +21,7 @@ class MergeScratch:
     """Scratch of simt/emit/sorts.py beside the operands: a second line of each, into which runs are merged."""
 
     def __call__(
-        self, length: int, dtypes: Sequence, keys: int, first: int
+        self, lines: int, length: int, dtypes: Sequence, keys: int, first: int
     ) -> list[tuple[tuple[int, ...], np.dtype]]:
         return (
             [((length,), np.dtype(dtype)) for dtype in dtypes]

@@ -27,7 +27,7 @@ from pbkern.lower.programs import ProgramText
 from pbkern.lower.rules import debug_callbacks
 from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.emit.nests import CpuNestEmitter
-from pbkern.targets.cpu.emit.sorts.radix_sort import emit_sort
+from pbkern.targets.cpu.emit.sorts.lines import emit_sort
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.math.table import AVX2, AVX512, NEON, X86
 from pbkern.targets.cpu.passes import CPU_PASSES
@@ -295,7 +295,7 @@ class KernelLowering(ProgramText):
                 self.emitter.has_scalar_loops |= _is_scalar(stmt)
             case Sort():
                 self.emitter.has_scalar_loops = True
-                emit_sort(self.text, block, stmt)
+                emit_sort(self.text, block, stmt, wide_minima=self.options.avx512)
             case Prefetch():
                 self._fetch(block, stmt)
             case Trace():

@@ -55,13 +55,9 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
             )
         elif name == "sort":
             length = max(array_aval(eqn.outvars[0]).shape[eqn.params["dimension"]], 1)
-            total += (
-                size
-                / length
-                * line_cycles(
-                    length, [array_aval(var).dtype for var in eqn.invars], eqn.params["num_keys"]
-                )
-            )
+            dtypes = [array_aval(var).dtype for var in eqn.invars]
+            lines = size // length
+            total += lines * line_cycles(lines, length, dtypes, eqn.params["num_keys"])
         elif name.startswith(("reduce", "arg", "cum")):
             total += math.prod(array_aval(eqn.invars[0]).shape) / ROUGH_LANES
         else:

@@ -46,14 +46,18 @@ TRANSPOSED = -0.5
 GATHERED_SCORE = 0.05
 # Terms of a reduction beside which its store counts less and less.
 DEEP_TERMS = 32
+# Terms of maxima and minima of narrow elements from which on vectors hold as many of these as a register does, although what
+# follows is wider. Measured on Zen 3: minima of columns, 1000 x 1001 bfloat16, eight rows at a time: 102 -> 70 us.
+WIDE_EPILOGUE_TERMS = 8
 
 
 def register_bits(nest: Nest, along: str | None = None) -> int:
     """Width of the widest element that vectors of this nest hold, if they run along `along`.
 
     An epilogue behind a reduced dimension is scalar, and so is what stays the same along `along`, such as the place of a row.
+    One behind many terms of maxima and minima counts for nothing: its wide values take several registers.
     """
-    if along in nest.rdims:
+    if along in nest.rdims or _is_deep_extreme(nest):
         nest = Nest(
             nest.dims,
             nest.rdims,
@@ -69,6 +73,17 @@ def register_bits(nest: Nest, along: str | None = None) -> int:
     widths += [BITS[compute_el(reduction.dtype)] for reduction in nest.reductions]
     widths += [BITS[compute_el(store.buf.dtype)] for store in nest.stores]
     return max([width for width in widths if width > 1], default=8)
+
+
+def _terms(nest: Nest) -> int:
+    """Terms of the nest's reductions."""
+    return math.prod(nest.dims[dim] for dim in nest.rdims)
+
+
+def _is_deep_extreme(nest: Nest) -> bool:
+    """Whether its reductions are maxima and minima of many terms, whose types alone tell how many lanes pay."""
+    extremes = all(reduction.op in ("max", "min") for reduction in nest.reductions)
+    return extremes and _terms(nest) >= WIDE_EPILOGUE_TERMS
 
 
 def is_long_point(nest: Nest) -> bool:
@@ -113,7 +128,7 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
             if interleaved and not load.symbols.isdisjoint((dim, *steps))
             else _load_score(nest, load, dim)
         )
-    depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
+    depth = _terms(nest)
     for store in nest.stores:
         coeff = flat_coefficient(store.buf, store.index, dim)
         weight = 4.0 if store.inner and nest.rdims else min(1.0, DEEP_TERMS / max(depth, 1))

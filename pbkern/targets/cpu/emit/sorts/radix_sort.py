@@ -4,7 +4,7 @@ Keys become unsigned integers that rise as the keys do. A pass counts how often 
 which tells where its elements begin, and moves elements there in order, from one half of the
 scratch buffers to the other; what all elements have in common takes no pass. Integers that nothing
 travels with are read off their keys at the end; else places travel with the keys, and tell where
-operands are read. Where only first elements are read, top_k.py finds them. Source: Knuth, The Art
+operands are read. Source: Knuth, The Art
 of Computer Programming 3, algorithm 5.2.5R.
 
 Floats: NaN last, -0 equal to 0 (key_order.py).
@@ -12,40 +12,17 @@ Floats: NaN last, -0 equal to 0 (key_order.py).
 
 from __future__ import annotations
 
-import numpy as np
-
-from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import storage_el
-from pbkern.lower.mlir.key_order import rising
-from pbkern.lower.mlir.ops import Builder, Ssa
+from pbkern.lower.mlir.key_order import risen, rising
+from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
-from pbkern.targets.costs.sorts import digit_bits, head_length, key_bits
+from pbkern.targets.costs.sorts import digit_bits, key_bits
 from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.sorting import key_lanes, word_dtype, word_dtypes
 
-from .top_k import Selection
 
-
-def emit_sort(text: Text, block: Block, sort: Sort) -> None:
-    """Appends the loop over lines to `block`."""
-    lines, length = sort.buffers[0].shape
-
-    head = head_length(length, sort.first)
-
-    def line(inner: Block, _) -> list:
-        _, base = text.affine(inner, Affine.symbol("%line") * length)
-        if head is None:
-            _Line(text, sort, base, length).sort(inner, length)
-        else:
-            Selection(text, sort, base, head, _Line(text, sort, base, head).sort).emit(inner)
-        return []
-
-    if lines and length > 1:
-        text.loop(block, "%line", 0, lines, 1, line)
-
-
-class _Line:
+class RadixLine:
     """Sorts the elements from address `base` on, at most `length` of them.
 
     In scratch they start at `source`: from 0, or from `length`.
@@ -286,10 +263,3 @@ class _Line:
 
             self._each(block, self.count, keep)
             self._each(block, self.s.first, pick)
-
-
-def risen(b: Builder, word: Ssa, dtype) -> Ssa:
-    """An integer as it is stored, from its word: the inverse of `key_order.rising`."""
-    width = 8 * np.dtype(dtype).itemsize
-    x = b.int_resize(word, f"i{width}", unsigned=True)
-    return b.xor(x, b.c(1 << (width - 1), x.el)) if np.dtype(dtype).name.startswith("int") else x
