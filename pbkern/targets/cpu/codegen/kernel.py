@@ -7,10 +7,11 @@ indices, or by where its blocks start.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from pbkern.core.affine import Affine
 from pbkern.core.budget import Budget
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import LINE_BYTES
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
@@ -36,7 +37,17 @@ from pbkern.targets.cpu.schedule.schedule_text import schedule_text
 from pbkern.targets.host.kernel_text import FunctionText, LoweredKernel
 from pbkern.targets.llvm.repairs import repaired
 
-from .outlining import ARENA, ARENA_TYPE, FRAME, FRAMED, EmittedFunction, Outliner, StatementRange
+from .outlining import (
+    ARENA,
+    ARENA_TYPE,
+    FRAME,
+    FRAMED,
+    EmittedFunction,
+    Outliner,
+    StatementRange,
+    call,
+)
+from .repeated_nests import NestForm, repeated_forms
 
 # Most lines of one kernel's text; a longer kernel falls back to plain code, and from there to XLA. MLIR
 # and LLVM take about 0.1 ms for a line.
@@ -49,6 +60,14 @@ OF_THE_RUNTIME = {
     debug_callbacks.FUNCTION: debug_callbacks.DECLARATION,
     range_reports.REPORT: f"func.func private @{range_reports.REPORT}()",
 }
+
+
+@dataclass(frozen=True)
+class NestFunction:
+    """A function that computes nests of one form. types: of its arrays, in order."""
+
+    name: str
+    types: tuple[str, ...]
 
 
 class KernelLowering(ProgramText):
@@ -83,6 +102,8 @@ class KernelLowering(ProgramText):
         self.offsets: dict[Buf, int] = {}
         self.arena_bytes = 0
         self._place()
+        self.repeated = {} if options.plain else self._repeated()
+        self.nest_functions: dict[Hashable, NestFunction] = {}  # by the key of their form
 
     def _streamed(self) -> frozenset[Buf]:
         """Results that are written past the caches.
@@ -284,6 +305,8 @@ class KernelLowering(ProgramText):
 
     def _statement(self, block: Block, stmt: Stmt) -> None:
         match stmt:
+            case Nest() if id(stmt) in self.repeated:
+                self._call_nest(block, self.repeated[id(stmt)])
             case Nest():
                 self.emitter.emit(block, stmt)
             case If():
@@ -300,6 +323,60 @@ class KernelLowering(ProgramText):
                 self._fetch(block, stmt)
             case Trace():
                 debug_callbacks.emit_trace(self.text, block, stmt, memref)
+
+    def _repeated(self) -> dict[int, NestForm]:
+        """Forms of nests that are calls of functions. Stores past the caches rely on where arrays begin."""
+        apart = {
+            buf for buf, attribute in self._arrays().items() if attribute
+        } | self.offsets.keys()
+        sections = (self.nests.prologue, *self.nests.cases)
+        stmts = [stmt for section in sections for stmt in section.statements]
+        return repeated_forms(stmts, apart - self.emitter.stores.streamed)
+
+    def _call_nest(self, block: Block, form: NestForm) -> None:
+        """Appends the call of the function that computes a nest, which the first of its form makes."""
+        function = self.nest_functions.get(form.key)
+        if function is None:
+            function = self.nest_functions[form.key] = self._nest_function(form)
+        arrays = [
+            self._seen_as(block, root, kind) for root, kind in zip(form.roots, function.types)
+        ]
+        places = [*form.starts.values(), *map(Affine.symbol, form.symbols)]
+        indices = [self.text.affine(block, place)[1] for place in places]
+        types = (*function.types, *["index"] * len(indices))
+        block.operations.append(call(function.name, (*arrays, *indices), types))
+
+    def _nest_function(self, form: NestForm) -> NestFunction:
+        arrays = {root: f"%array{number}" for number, root in enumerate(form.roots)}
+        starts = {root: f"%start{number}" for number, root in enumerate(form.starts)}
+        symbols = {symbol: f"%symbol{number}" for number, symbol in enumerate(form.symbols)}
+        outer, top = self.text.top, Block(None, self.text)
+        top.values |= {name: name for name in starts.values()} | symbols
+        self.text.top, self.emitter.has_scalar_loops = top, False
+        block = Block(top)
+        self.emitter.emit(block, form.template(arrays, starts, self.nests.prologue.context.pool))
+        self.text.top = outer
+        top.take(block)
+        top.report()
+        types = tuple(map(memref, form.roots))
+        passed = dict(zip(arrays.values(), types)) | dict.fromkeys(
+            (*starts.values(), *symbols.values()), "index"
+        )
+        self.text.indices.update((*starts.values(), *symbols.values()))
+        name = self.outliner.function(top.operations, passed, self.emitter.has_scalar_loops)
+        self.emitter.has_scalar_loops = False
+        return NestFunction(name, types)
+
+    def _seen_as(self, block: Block, root: Buf, kind: str) -> str:
+        """A buffer under a type of another length."""
+        declared = memref(root)
+        if declared == kind:
+            return root.name
+        length = kind.partition("<")[2].partition("x")[0]
+        syntax = f" %s to offset: [0], sizes: [{length}], strides: [1]"
+        return self.text.put(
+            block, "memref.reinterpret_cast", (root.name,), f"{declared} to {kind}", syntax
+        )
 
     def _fetch(self, block: Block, fetch: Prefetch) -> None:
         """One prefetch per cache line: they never fault."""
@@ -365,6 +442,8 @@ class KernelLowering(ProgramText):
     def _callees(self, arrays: Mapping[Buf, str], arena_type: str) -> list[EmittedFunction]:
         """Functions of long operations, then parts of the kernel."""
         attributes = {operand.name: array for operand, array in arrays.items()} | {ARENA: NOALIAS}
+        for function in self.nest_functions.values():  # see _repeated
+            attributes |= {f"%array{number}": NOALIAS for number in range(len(function.types))}
         views = {
             buf.name: f"{buf.name} = memref.view %arena[{buf.name}_at][] : {arena_type} to {memref(buf)}"
             for buf in self.offsets

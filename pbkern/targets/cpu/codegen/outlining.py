@@ -11,7 +11,7 @@ indices, which it is passed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from pbkern.core.errors import InternalError
 from pbkern.core.lazy_dataclass import dataclass
@@ -65,7 +65,7 @@ class Piece:
 
     @property
     def call(self) -> Operation:
-        return _call(self.name, self.passed)
+        return call(self.name, tuple(self.passed), tuple(self.passed.values()))
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Outliner:
         used = dict.fromkeys(n for op in walk(operations) for n in op.names)
         defined = {n for op in walk(operations) for n in op.defined}
         like = like or form(operations, constants, scratch, self.operands)
-        constants = {n: constants[n] for n in used if n in constants}
+        constants = _used(operations, constants)
         views = tuple(n for n in used if n in scratch)
         passed = {}
         for symbol in used.keys() - defined - constants.keys() - {*views, ARENA}:
@@ -178,9 +178,31 @@ class Outliner:
         passed = {n: passed[n] for n in used if n in passed} | (
             {ARENA: ARENA_TYPE} if views or ARENA in used else {}
         )
+        return self._added(operations, passed, constants, views, scalar, like).call
+
+    def function(
+        self, operations: Sequence[Operation], passed: Mapping[str, str], scalar: bool
+    ) -> str:
+        """Makes a piece of operations that use nothing but what it is passed, by these names, and constants.
+
+        Returns its name.
+        """
+        constants = _used(operations, self.text.constants)
+        return self._added(operations, passed, constants, (), scalar, None).name
+
+    def _added(
+        self,
+        operations: Sequence[Operation],
+        passed: Mapping[str, str],
+        constants: Mapping[str, Operation],
+        views: tuple[str, ...],
+        scalar: bool,
+        like: Form | None,
+    ) -> Piece:
         name = f"{self.kernel}_{len(self.pieces)}"
-        self.pieces.append(Piece(name, tuple(operations), passed, constants, views, scalar, like))
-        return self.pieces[-1].call
+        piece = Piece(name, tuple(operations), passed, constants, views, scalar, like)
+        self.pieces.append(piece)
+        return piece
 
     def functions(
         self, attributes: Mapping[str, str], views: Mapping[str, str], offsets: Mapping[str, int]
@@ -209,8 +231,11 @@ class Outliner:
                 Operation("arith.constant", (), "index", f" {value}", result=name)
                 for name, value in names.items()
             ]
-            call = _call(first.name, {**copy.passed, **dict.fromkeys(names, "index")})
-            self.calls[copy.call.text] = [*given, call]
+            passed = {**copy.passed, **dict.fromkeys(names, "index")}
+            self.calls[copy.call.text] = [
+                *given,
+                call(first.name, tuple(passed), tuple(passed.values())),
+            ]
         arguments = ", ".join(
             f"{n}: {kind}{attributes.get(n, '')}"
             for n, kind in (*first.passed.items(), *places.items())
@@ -254,13 +279,21 @@ class Outliner:
         return self.calls.get(op.text) if op.name == CALL else None
 
 
+def _used(
+    operations: Sequence[Operation], constants: Mapping[str, Operation]
+) -> dict[str, Operation]:
+    names = dict.fromkeys(n for op in walk(operations) for n in op.names)
+    return {n: constants[n] for n in names if n in constants}
+
+
 def _operations(block: Block, segments: list[StatementRange]) -> list[Operation]:
     return [op for segment in segments for op in block.operations[segment.start : segment.end]]
 
 
-def _call(name: str, passed: Mapping[str, str]) -> Operation:
-    types = f"({', '.join(passed.values())}) -> ()"
-    return Operation(CALL, tuple(passed), types, operation.call_syntax(name, len(passed)))
+def call(name: str, operands: tuple[str, ...], types: Sequence[str]) -> Operation:
+    """The call of a function without results."""
+    syntax = operation.call_syntax(name, len(operands))
+    return Operation(CALL, operands, f"({', '.join(types)}) -> ()", syntax)
 
 
 def _groups(
