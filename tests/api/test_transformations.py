@@ -354,3 +354,17 @@ def test_calls_that_are_the_whole_body_of_a_loop(kind):
             )(x)
     np.testing.assert_allclose(got[0], x**4, rtol=1e-6)
     np.testing.assert_allclose(got[1], 4 * x**4, rtol=1e-6)
+
+
+def test_collectives_of_pmap_that_have_no_effect_of_jax():
+    """Every collective of a decorated function in pmap; plans on disk cannot have what names an axis."""
+    functions = (
+        lambda x: jax.lax.ppermute(x * 2, "i", [(0, 0)]),
+        lambda x: jax.lax.pmean(x * 2, "i") + jax.lax.axis_index("i"),
+        lambda x: jax.lax.all_to_all(x[None] * 2, "i", 0, 0),
+    )
+    for function in functions:
+        same(
+            jax.pmap(pj(function), axis_name="i")(X[None]),
+            jax.pmap(function, axis_name="i")(X[None]),
+        )

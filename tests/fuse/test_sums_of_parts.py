@@ -112,3 +112,25 @@ def test_derivatives_of_remainders(dtype):
     x = array(np.random.default_rng(0).normal(size=300), dtype)
     assert "rem" not in {eqn.primitive.name for eqn in planned(f, x, x).jaxpr.eqns}
     check(f, x, x)
+
+
+def test_sums_that_repeat_parts():
+    """Terms with dimensions of size 1, which lax repeats: the parts are not of one array."""
+
+    def padded(a, b, c):
+        pad = lambda x, front, behind: lax.pad(x, 0.0, ((0, 0, 0), (0, 0, 0), (front, behind, 0)))
+        return pad(a, 0, 2) + pad(b, 1, 1) + pad(c, 2, 0)
+
+    def chosen(which, a, b):
+        where_not = lax.select(which, a, jnp.zeros_like(a))[:, None]
+        where = lax.select(which, jnp.zeros_like(b), b)[None]
+        return lax.add(where_not, where)
+
+    rows, columns, one = (
+        jnp.full((1, 3, 1), 2.0),
+        jnp.full((2, 1, 1), 3.0),
+        jnp.full((1, 1, 1), 5.0),
+    )
+    with pbkern.config.override(cache=False, fallback=False):
+        check(padded, rows, columns, one)
+        check(chosen, jnp.array([True, False, True]), jnp.arange(1.0, 4.0), jnp.arange(4.0, 7.0))

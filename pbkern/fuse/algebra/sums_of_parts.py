@@ -99,6 +99,9 @@ class _SumsOfParts:
         return self.notes.bound("cases", eqn, operands, which, cases)
 
     def join(self, eqn, operands):
+        shapes = {operand.shape for operand in operands}
+        if len(shapes) > 1:  # lax repeats dimensions of size 1: the parts are not of one array
+            return None
         return (
             self._joined_parts(eqn, operands)
             or self._joined_cases(operands)
