@@ -415,14 +415,15 @@ def nan_to_num(call, x, nan, posinf, neginf):
     return jnp.nan_to_num(x, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
 
 
+# Gradients of complex numbers are multiplied by conjugates of derivatives (PyTorch's manual, "Autograd mechanics").
 @op("aten::sigmoid_backward")
 def sigmoid_backward(call, g, y):
-    return g * (y * (1 - y))
+    return g * jnp.conj(y * (1 - y))
 
 
 @op("aten::tanh_backward")
 def tanh_backward(call, g, y):
-    return g * (1 - y * y)
+    return g * jnp.conj(1 - y * y)
 
 
 @op("aten::isin")
