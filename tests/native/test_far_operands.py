@@ -36,4 +36,6 @@ def test_far_rows_are_read_by_wide_tiles():
     want = (x.astype(np.float64) @ e.T).max(-1)
     np.testing.assert_allclose(pbkern.jit(f)(x, e), want, rtol=1e-5)
     (tile, *_) = schedules(f, x, e)
-    assert "unroll=4" in tile
+    # With 16 registers, a tile of four vectors leaves none for the operands of three rows.
+    widest = 3 if "registers=16" in tile else 4
+    assert f"unroll={widest}" in tile
