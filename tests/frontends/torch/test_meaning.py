@@ -252,6 +252,8 @@ def test_recurrent_layers_under_autocast(kind, narrow):
     )  # fmt: skip
     x = torch.rand(6, 3, 4).to(torch.bfloat16 if narrow else torch.float32).requires_grad_()
     fast = jit(module)
+    if kind == "LSTM" and not narrow and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("eager Torch has no LSTM in bfloat16 on this processor")
     with torch.autocast("cpu"):
         made, expected = (torch.utils._pytree.tree_leaves(f(x)) for f in (fast, module))
     for ours, eager in zip(made, expected, strict=True):
