@@ -71,7 +71,7 @@ class PackLimits:
     )
     fewest_word_rows: int = threshold(
         2,
-        "rows that a panel of words of narrow numbers is made for. Measured on one core of Zen 4, 2048 x 2048 bytes by "
+        "rows that a panel of words of narrow integers is made for. Measured on one core of Zen 4, 2048 x 2048 bytes by "
         "two rows: 0.24 ms with panels, 1.92 without; of Zen 3, 1024 x 1024 by three rows: 0.17 and 0.29",
     )
     # Products of few columns or rows (few_columns.py)

@@ -54,7 +54,7 @@ from .operand_copies import (
     rows_conflict,
     stage,
 )
-from .pair_products import PAIR, Words, in_whole_words, pair_products
+from .pair_products import PAIR, Words, in_whole_words, is_narrow_integer, pair_products
 from .quad_products import QUAD, quad_products
 from .swap_operands import swapped_operands
 from .tile_products import tile_products
@@ -233,12 +233,10 @@ def _in_words(
     limits: PackLimits,
 ) -> Words | None:
     """The product over words of the most elements that suit its operands, if panels of them pay."""
-    for words, count, fewest in (
-        (quad_products, QUAD, limits.fewest_word_rows),
-        (pair_products, PAIR, limits.fewest_word_rows),
-    ):
-        if nest.reuse(streamed) < fewest:
-            continue
+    fewest = limits.fewest_word_rows if is_narrow_integer(streamed) else limits.fewest_panel_rows
+    if nest.reuse(streamed) < fewest:
+        return None
+    for words, count in ((quad_products, QUAD), (pair_products, PAIR)):
         candidate = words(
             in_whole_words(nest, count, context, limits), streamed, stationary, context
         )

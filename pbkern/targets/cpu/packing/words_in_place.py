@@ -4,8 +4,8 @@
 
 Vectors run along the depth then, and nothing is packed: for products of few rows, whose large operand is read once.
 
-Of bytes of one type, words of the operand along the columns have their sign bits flipped as they are read, since the
-instruction multiplies unsigned by signed bytes: b' = b + 128 if they are signed. Then sum a b = sum a b' - 128 sum a, and
+Of bytes of one type, words of the operand along the columns have their sign bits flipped as they are read where vpdpbusd
+multiplies them, which takes unsigned by signed bytes: b' = b + 128 if they are signed. Then sum a b = sum a b' - 128 sum a, and
 the last sum is one number per row.
 """
 
