@@ -52,7 +52,7 @@ def choose(nest: Nest, vectors: Vectors = WIDE_VECTORS, reassociate: bool = True
     Without `reassociate`, sums of floats are added up in the order of their elements.
     """
     live = [dim for dim, size in nest.dims.items() if size > 1]
-    scores = {dim: score(nest, dim, reassociate) for dim in live}
+    scores = {dim: score(nest, dim, reassociate, vectors.registers) for dim in live}
     best = max(live, key=lambda dim: (scores[dim], list(nest.dims).index(dim)), default=None)
     if best is None or scores[best] <= 0 or nest.dims[best] < 2 or _gathers_few(nest, best):
         return NestSchedule(order=tuple(nest.dims))
