@@ -36,6 +36,14 @@ class PackLimits:
         16, "points that share an element before a row of a panel pays. Source: not recorded"
     )
     most_panels: int = threshold(8, "panels that are packed at once")
+    block_share: int = threshold(
+        2,
+        "parts of the second cache, of which one holds the rows that panels of a group are multiplied with in turn, where rows "
+        "are halves of longer ones, or less, and far too many for it. Measured on Zen 3, 512 x 8192 x 512, one thread and two: 58.7 and "
+        "33.5 ms so, 68.5 and 41.0 with all rows at once; of rows that follow one another, 1024 x 1024 x 1024 and 1001 x 777 x "
+        "1003 take up to 5 % longer, of parts that fill the cache twice, 256 x 3072 x 768, 2 %",
+    )
+    fewest_block_tiles: int = threshold(4, "tiles of rows that are worth a block")
     fewest_columns: int = threshold(8, "columns that fill enough of a vector for a register tile")
     rows_ahead: int = threshold(
         8, "rows between a load and what it asks for. 4 to 16 measure the same"

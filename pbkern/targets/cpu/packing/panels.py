@@ -544,12 +544,44 @@ class _Panels:
             before.append(sums)
         if count == 1:
             return [*before, self._product(buf, Affine(), start, width, shifts)]
-        counter = self.context.names("%i")
-        at = Affine.symbol(counter)
-        return [
-            *before,
-            For(counter, count, (self._product(buf, at, start + at * width, width, shifts),)),
-        ]
+        return [*before, *self._over_panels(buf, start, count, width, shifts)]
+
+    def _over_panels(
+        self, buf: Buf, start: Affine, count: int, width: int, shifts: Buf | None
+    ) -> list[Stmt]:
+        """The products with each panel of a group; of rows that are apart, as many at a time as stay in the second cache."""
+
+        def products() -> tuple[str, Nest]:
+            counter = self.context.names("%i")
+            at = Affine.symbol(counter)
+            return counter, self._product(buf, at, start + at * width, width, shifts)
+
+        counter, product = products()
+        row, tile = next(iter(final_schedule(product).jam.items()), ("", 1))
+        rows, most = product.dims.get(row, 1), self._block_rows(row) // tile * tile
+        if rows <= most or most < self.limits.fewest_block_tiles * tile:
+            return [For(counter, count, (product,))]
+        blocks, rest = divmod(rows, most)
+        block = self.context.names("%i")
+        body = part(product, row, Affine.symbol(block, most), most, self.pool)
+        out: list[Stmt] = [For(block, blocks, (For(counter, count, (body,)),))]
+        if rest:
+            counter, product = products()
+            last = part(product, row, Affine((), rows - rest), rest, self.pool)
+            out.append(For(counter, count, (last,)))
+        return out
+
+    def _block_rows(self, row: str) -> int:
+        """Rows of the other operand that panels of a group are multiplied with in turn; 0: all of them."""
+        (other,) = (arg for arg in self.nest.reductions[0].args if arg is not self.streamed)
+        depth = math.prod(self.nest.dims[rdim] for rdim in self.reduced)
+        if not isinstance(other, Load):
+            return 0
+        are_parts = abs(flat_coefficient(other.buf, other.index, row) or 0) >= 2 * depth
+        row_bytes = depth * other.buf.dtype.itemsize
+        if not are_parts or row_bytes * self.nest.dims.get(row, 1) < FAR_BYTES:
+            return 0
+        return self.context.options.l2_bytes // self.limits.block_share // row_bytes
 
     def _prefetching(self, copy: Nest, column: str) -> Nest:
         """The copy of a group, which prefetches far rows.
