@@ -22,7 +22,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import KernelError, UnsupportedOp
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs.calls import has_rules, rules_kept
+from pbkern.core.jaxprs.calls import rules_kept
 from pbkern.core.jaxprs.retracing import retrace, retrace_into
 from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.core.process.pickle_by_name import PickledByName
@@ -491,7 +491,7 @@ def with_both_bodies(
 ) -> Kernel:
     """The Kernel that `complete` makes of a body, with Kernel.with_rules where the body calls custom derivatives."""
     kernel = complete(closed)
-    if not has_rules(closed.jaxpr):
+    if not value_primitives.needs_rules(closed.jaxpr):
         return kernel
     with rules_kept():
         return dataclasses.replace(kernel, with_rules=complete(closed).body)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental import pallas as pl
 
 import pbkern
 from pbkern.core.errors import UnsupportedKernel
@@ -740,3 +741,44 @@ def test_kernels_that_convert_are_differentiated_in_compiled_functions(dtype):
     np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=0, atol=2.0**-7)
     for made in pbkern.jit(jax.grad(loss)).kernels(x):
         pbkern.rebuild(str(made))
+
+
+def narrow(dtype):
+    return lambda a: a.astype(dtype).astype(a.dtype) * a
+
+
+# What a body computes by equations that have another derivative, or none: functions of a float32[5, 5].
+REWRITTEN = {
+    "few of top_k": lambda a: jax.lax.top_k(a, 2)[0],
+    "most of top_k": lambda a: jax.lax.top_k(a, 5)[0],
+    "top_k of columns": lambda a: jax.lax.top_k(a.T, 3)[0] * a[:, :3],
+    "inverse": jnp.linalg.inv,
+    "float8_e4m3fn": narrow(jnp.float8_e4m3fn),
+    "sum of float8": lambda a: (a.astype(jnp.float8_e5m2) + a.astype(jnp.float8_e5m2)).astype(
+        a.dtype
+    ),
+}
+# Tangents are not rounded to a narrow float's type, as those of JAX are: half the step of 2 bits of mantissa.
+NARROW_ROUNDING = 0.15
+
+
+@pytest.mark.parametrize(
+    ("name", "imported"), [*((name, False) for name in REWRITTEN), ("few of top_k", True)]
+)
+def test_derivatives_of_what_bodies_compute_by_other_equations(name, imported):
+    function = REWRITTEN[name]
+    x = jnp.asarray(numbers(5, 5, seed=3) + 2 * np.eye(5), jnp.float32)
+    out = jax.eval_shape(function, x)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = function(x_ref[...])
+
+    kernel = pl.pallas_call if imported else pbkern.kernel
+    call = jax.jit(kernel(body, out_shape=out))
+    tolerance = NARROW_ROUNDING if "float8" in name else 2e-5
+    with pbkern.pallas.installed():
+        found = pushed(call, [x])[1], pulled(call, [x])[0]
+    wanted = pushed(jax.jit(function), [x])[1], pulled(jax.jit(function), [x])[0]
+    for got, want in zip(found, wanted):
+        assert abs(want).max() > 0.1
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * abs(want).max())

@@ -33,8 +33,15 @@ CALLS = {
 }
 
 
-# Equations with a derivative of their own, other than that of the jaxpr that they call.
-WITH_RULES = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "stop_gradient")
+# Equations with a derivative of their own, other than that of the jaxpr that they call. The one that solves for the
+# operands of a linear solve hides the matrix from derivatives.
+WITH_RULES = (
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "custom_linear_solve",
+    "stop_gradient",
+)
 
 
 _rules_are_kept = contextvars.ContextVar("rules_are_kept", default=False)

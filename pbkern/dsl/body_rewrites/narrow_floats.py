@@ -11,6 +11,7 @@ NaN.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -77,9 +78,9 @@ def in_body(x):
 
 def calculate(eqn, operands) -> list | None:
     """Results of an equation of lax on narrow floats, each rounded to its type; None if it has none of them."""
-    results = [var.aval.dtype for var in eqn.outvars]
-    if not any(map(_is_small, (*(var.aval.dtype for var in eqn.invars), *results))):
+    if not has_narrow_floats(eqn):
         return None
+    results = [var.aval.dtype for var in eqn.outvars]
     params = {
         key: body_dtype(param) if isinstance(param, np.dtype) else param
         for key, param in eqn.params.items()
@@ -87,9 +88,27 @@ def calculate(eqn, operands) -> list | None:
     computed = eqn.primitive.bind(*operands, **params)
     computed = computed if eqn.primitive.multiple_results else [computed]
     return [
-        quantise(x, result) if _is_small(result) and eqn.primitive.name not in MOVES else x
+        rounded_value(x, quantise(x, result))
+        if _is_small(result) and eqn.primitive.name not in MOVES
+        else x
         for x, result in zip(computed, results)
     ]
+
+
+@jax.custom_jvp
+def rounded_value(x, rounded):
+    """`rounded`, which is x rounded: the operations on bits that round have no derivative."""
+    return rounded
+
+
+@rounded_value.defjvp
+def _(primals, tangents):
+    return rounded_value(*primals), tangents[0]
+
+
+def has_narrow_floats(eqn) -> bool:
+    """Whether an equation takes or gives narrow floats."""
+    return any(_is_small(getattr(var.aval, "dtype", None)) for var in (*eqn.invars, *eqn.outvars))
 
 
 def _is_small(dtype) -> bool:

@@ -6,16 +6,19 @@ kernel around the equation.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs.walks import inner_jaxprs
+from pbkern.core.jaxprs.calls import has_rules
+from pbkern.core.jaxprs.walks import equations, inner_jaxprs
 from pbkern.core.ops import linear_algebra
 from pbkern.core.ops.top_k import by_sorting
 
@@ -24,9 +27,11 @@ from .narrow_floats import (
     FORMATS,
     body_dtype,
     calculate,
+    has_narrow_floats,
     is_narrow_float,
     quantise,
     round_at_random,
+    rounded_value,
     to_float32,
 )
 from .numpy_primitives import EQUIVALENTS
@@ -52,7 +57,7 @@ def _convert_element_type(eqn, x) -> list | None:
     if not is_narrow_float(new):
         return calculate(eqn, [x])
     x = to_float32(x)
-    return [x if old == new else quantise(x, new)]
+    return [x if old == new else rounded_value(x, quantise(x, new))]
 
 
 def _lax_empty(eqn) -> list:
@@ -62,7 +67,24 @@ def _lax_empty(eqn) -> list:
 
 
 def _top_k(eqn, x) -> list | None:
-    return by_sorting(eqn, [x])
+    results = by_sorting(eqn, [x])
+    if results is None or not jnp.issubdtype(x.dtype, jnp.floating):
+        return results
+    values, places = results
+    return [_values_at(eqn.params["axis"], x, values, places), places]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _values_at(axis: int, x, values, places):
+    """`values`, which are those of x at places along an axis: the integers that were sorted have no derivative."""
+    return values
+
+
+@_values_at.defjvp
+def _(axis, primals, tangents):
+    places = primals[2]
+    moved = jnp.take_along_axis(tangents[0], places, axis, mode="promise_in_bounds")
+    return _values_at(axis, *primals), moved
 
 
 def _linear_algebra(eqn, *operands) -> list | None:
@@ -215,3 +237,10 @@ def rewrite(eqn, *operands) -> list | None:
     if results is not None or any(inner_jaxprs(eqn)):
         return results
     return calculate(eqn, operands)
+
+
+def needs_rules(jaxpr: jex.Jaxpr) -> bool:
+    """Whether an equation, at any depth, has another derivative than what stands for it in Kernel.body."""
+    return has_rules(jaxpr) or any(
+        eqn.primitive.name == "top_k" or has_narrow_floats(eqn) for eqn in equations(jaxpr)
+    )

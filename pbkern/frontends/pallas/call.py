@@ -18,11 +18,11 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.jaxprs.calls import has_rules, rules_kept
+from pbkern.core.jaxprs.calls import rules_kept
 from pbkern.core.jaxprs.walks import equations
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.body_checks.verify import verify
-from pbkern.dsl.body_rewrites import bounded_slices
+from pbkern.dsl.body_rewrites import bounded_slices, value_primitives
 from pbkern.dsl.body_rewrites.byte_refs import held, held_as
 from pbkern.dsl.body_rewrites.constant_masks import fold_constant_masks
 from pbkern.dsl.body_rewrites.copied_inputs import with_private_inputs
@@ -170,7 +170,7 @@ def import_call(
         return with_private_inputs(dataclasses.replace(kernel, body=body), cores)
 
     completed = complete(body)
-    if has_rules(jaxpr):
+    if value_primitives.needs_rules(jaxpr):
         with rules_kept():
             completed = dataclasses.replace(completed, with_rules=complete(translated()).body)
     verify(completed)

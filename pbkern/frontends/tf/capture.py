@@ -120,7 +120,9 @@ def traced_function(
                 why="kernels write arrays of numbers",
                 hint="return numbers; `stack()` of a TensorArray",
             )
-    text, lines = _stablehlo(traced, specs, name, hint), _places(concrete.graph)
+    lines = _places(concrete.graph)
+    _refuse_arrays_that_grow(concrete.graph, name, lines)
+    text = _stablehlo(traced, specs, name, hint)
     if "stablehlo.bounds<" in text:
         _refuse_branches_of_unlike_shapes(concrete.graph, name, lines)
     assigned = tuple((k, captures[n - len(specs)]) for n, k in _aliases(text))
@@ -151,6 +153,20 @@ def _places(graph: Any) -> dict[str, UserLine]:
         if frame is not None:
             places[op.name] = UserLine(frame.filename, frame.lineno, 0, frame.name)
     return places
+
+
+def _refuse_arrays_that_grow(graph: Any, name: str, lines: dict[str, UserLine]) -> None:
+    """Raises UnsupportedOp for writes that may make a TensorArray longer: XLA stores them over its last element, or nowhere."""
+    definition = graph.as_graph_def()
+    inner = (node for function in definition.library.function for node in function.node_def)
+    for node in (*definition.node, *inner):
+        if node.op == "TensorListSetItem" and node.attr["resize_if_index_out_of_bounds"].b:
+            error = UnsupportedOp(
+                f"`{name}` writes to a TensorArray with `dynamic_size`",
+                why="a kernel's arrays have sizes that are known before it runs",
+                hint="tf.TensorArray(dtype, size=n), with the number of elements that are written, and no dynamic_size=True",
+            )
+            raise_at(error, lines.get(node.name))
 
 
 def _refuse_branches_of_unlike_shapes(graph: Any, name: str, lines: dict[str, UserLine]) -> None:

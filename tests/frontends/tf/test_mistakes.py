@@ -17,6 +17,13 @@ class Pair(tf.experimental.ExtensionType):
     second: tf.Tensor
 
 
+def appended(x):
+    rows = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+    for i in tf.range(3):
+        rows = rows.write(i, x)
+    return rows.stack()
+
+
 @pytest.mark.parametrize(("name", "f", "message"), [
     ("python", lambda x: tf.py_function(lambda y: y, [x], tf.float32), "operations that XLA does not have\n.*EagerPyFunc"),
     ("print", lambda x: (tf.print(x), x)[1], "operations that XLA does not have\n.*StringFormat"),
@@ -24,6 +31,8 @@ class Pair(tf.experimental.ExtensionType):
     ("shape", lambda x: tf.range(tf.cast(x[0], tf.int32)), "depend on numbers that it is called with"),
     ("branches", lambda x: tf.cond(x[0] > 0, lambda: x, lambda: x[1:]), "branches of `cond` .*line .* of different shapes"),
     ("array", lambda x: tf.TensorArray(tf.float32, 6).unstack(x), "returns a variant"),
+    ("longer array", lambda x: tf.TensorArray(tf.float32, 0, True).write(0, x).stack(), "TensorArray with `dynamic_size`"),
+    ("longer array in a loop", appended, "TensorArray with `dynamic_size`"),
     ("text", lambda x: tf.constant("a"), "returns a string"),
     ("library", lambda x: tf.linalg.inv(tf.reshape(x[:4], (2, 2))), "cannot be imported\n.*custom_call"),
 ])  # fmt: skip
