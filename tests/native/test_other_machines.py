@@ -21,6 +21,7 @@ from pbkern.core.errors import OptionError
 from pbkern.core.process import disk_cache
 from pbkern.targets import get_target, mlir
 from pbkern.targets.cpu.machines import detect, devices
+from tests.native.test_product_orientations import FORMS, operands
 
 FMA = """
 llvm.func @run(%p: !llvm.ptr) {
@@ -221,3 +222,20 @@ def test_names_of_arm_machines_run_on_arm(monkeypatch):
         devices._runnable.__wrapped__("znver3")
     assert "neoverse-n1" in e.value.hint
     assert "znver" not in e.value.hint
+
+
+@needs_v3
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("m", "k", "n"), [(613, 230, 70), (1001, 290, 64), (427, 320, 33)])
+def test_strips_of_rows(form, m, k, n):
+    """Vectors are parts of lines: strips of rows in the second cache take panels of columns in turn; 613 rows end in a part."""
+    arrays = operands(form, m, k, n)
+    with config.override(machine="x86-64-v3"):
+        product = pbkern.jit(lambda a, b: jnp.tanh(jnp.einsum(form, a, b) / 9) + 1)
+        nests = product.as_text(*arrays, stage="nests")
+        got = product(*arrays)
+    nest = next(line for line in nests.splitlines() if "dot=" in line)
+    panel = re.search(r"%t\d+\[%i\d+, k\d+, d\d+\]", nest)
+    assert panel, "no panels in turn"
+    wide = np.einsum(form, *(np.asarray(a, np.float64) for a in arrays))
+    np.testing.assert_allclose(got, np.tanh(wide / 9) + 1, rtol=0, atol=4e-6)

@@ -39,9 +39,9 @@ class PackLimits:
     block_share: int = threshold(
         2,
         "parts of the second cache, of which one holds the rows that panels of a group are multiplied with in turn, where rows "
-        "are halves of longer ones, or less, and far too many for it. Measured on Zen 3, 512 x 8192 x 512, one thread and two: 58.7 and "
-        "33.5 ms so, 68.5 and 41.0 with all rows at once; of rows that follow one another, 1024 x 1024 x 1024 and 1001 x 777 x "
-        "1003 take up to 5 % longer, of parts that fill the cache twice, 256 x 3072 x 768, 2 %",
+        "are halves of longer ones, or less, and far too many for it. Measured on Zen 3, 512 x 8192 x 512, one thread and two: "
+        "58.7 and 33.5 ms so, 68.5 and 41.0 with all rows at once; of rows that follow one another, 1024 x 1024 x 1024 and "
+        "1001 x 777 x 1003 take up to 5 % longer, of parts that fill the cache twice, 256 x 3072 x 768, 2 %",
     )
     fewest_block_tiles: int = threshold(4, "tiles of rows that are worth a block")
     fewest_columns: int = threshold(8, "columns that fill enough of a vector for a register tile")
@@ -58,6 +58,25 @@ class PackLimits:
         16,
         "rows between a load of those and what it asks for. Measured on Zen 4, 64 x 512 x 4096: 8 to 32 take the same time, 64 "
         "take 7 % longer, without prefetches 10 %",
+    )
+    # Strips of rows (panels.py)
+    strip_share: int = threshold(
+        4,
+        "parts of the second cache, of which one holds a strip of rows. Measured on Zen 3, one thread, float32, 9000 x 300 x "
+        "64, ms in strips and in one: a @ b 7.0 and 7.9, a @ b.T 6.9 and 7.6, a.T @ b 5.6 and 6.6, a.T @ b.T 5.2 and 9.2",
+    )
+    fewest_strip_rows: int = threshold(24, "rows of a strip, at least. Not measured")
+    fewest_stripped_rows: int = threshold(
+        96, "rows of a product that is made in strips: panels are copied for them. Not measured"
+    )
+    near_panel: int = threshold(
+        75,
+        "percent of the first cache that a panel of strips fills at most, beside rows. Not measured",
+    )
+    most_block_columns: int = threshold(
+        256,
+        "columns that are transposed a block of rows at a time: a line of each in the first cache. Measured on Zen 3, float32, "
+        "a.T @ a of 5000 x 100, whose 100 columns are transposed in ten parts: 1.6 ms so, 1.9 a vector of columns at a time",
     )
     # Runs of deep products (depth_runs.py)
     panel_share: int = threshold(

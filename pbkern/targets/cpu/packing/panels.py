@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import cast
 
 from pbkern.core.affine import Affine
+from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.edit.split import split
@@ -133,6 +134,9 @@ def _along_columns(
         panels = _panels(words.nest, words.packed, vector, width, context, limits, words.shift)
         return out + words.before + panels
     depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
+    strips = _row_strips(nest, vector, streamed, stationary, depth, context, limits)
+    if strips is not None:
+        return strips
     is_turned = isinstance(stationary, Load) and is_scattered(
         nest, stationary, nest.reuse(stationary), context.options
     )
@@ -160,6 +164,88 @@ def _along_columns(
     if out:
         nest = scheduled(nest, schedule=contraction_tile(nest, vector, context.options.vectors)[1])
     return [*out, nest]
+
+
+def _row_strips(
+    nest: Nest,
+    vector: str,
+    streamed: Expr,
+    stationary: Expr,
+    depth: int,
+    context,
+    limits: PackLimits,
+) -> list[Stmt] | None:
+    """Panels of all columns, then strips of rows in the second cache, each of which takes the panels in turn.
+
+        out[i, j] = sum of a[i, k] * b[k, j]
+    ->
+        panels[p, k, j] = b[k, 16 p + j]
+        for each strip s, for each panel p:
+          out[96 s + i, 16 p + j] = sum of a[96 s + i, k] * panels[p, k, j]    (i < 96)
+
+    A panel stays in the first cache for a whole strip, and a row comes from afar once. None where the first cache holds all
+    panels or the second one does not, where it does not hold a panel beside rows, and where vectors are whole lines.
+    """
+    options, pool = context.options, context.pool
+    rows = [
+        dim
+        for dim, size in nest.dims.items()
+        if size > 1 and dim not in nest.rdims and dim != vector
+    ]
+    reduced = {rdim for rdim in nest.rdims if nest.dims[rdim] > 1}
+    if len(rows) != 1 or rows[0] in streamed.symbols or not reduced <= streamed.symbols:
+        return None
+    if not all(isinstance(arg, Load) and not is_expensive(arg) for arg in (streamed, stationary)):
+        return None
+    (row,), row_bytes = rows, depth * nest.reductions[0].dtype.itemsize
+    lanes = options.vectors.bits // (8 * nest.reductions[0].dtype.itemsize)
+    if nest.dims[vector] < 2 * lanes:
+        return None
+    # Columns that fill no vector have a panel of their own.
+    filled = part(nest, vector, Affine(), nest.dims[vector] // lanes * lanes, pool)
+    width, tile = contraction_tile(filled, vector, options.vectors, has_far_rows=False)
+    height = tile.jam.get(row, 1)
+    length = options.l2_bytes // limits.strip_share // row_bytes // height * height
+    if (
+        not _has_parts_of_lines(context)
+        or not options.l1_bytes
+        < row_bytes * nest.dims[vector]
+        <= options.l2_bytes // limits.panel_share
+        or row_bytes * width > options.l1_bytes * limits.near_panel // 100
+        or length < limits.fewest_strip_rows
+        or nest.dims[row] < limits.fewest_stripped_rows
+        or nest.dims[vector] < 2 * width
+    ):
+        return None
+    panels = _Panels(nest, streamed, vector, {}, context, limits, None)
+    full, left = divmod(nest.dims[vector], width)
+    places: list[tuple[Affine, int, int]] = [(Affine(), full, width)] + (
+        [(Affine((), full * width), 1, left)] if left else []
+    )
+    copies = [panels.packed(*place) for place in places]
+
+    def strip(start: Affine, size: int) -> list[Stmt]:
+        out = list[Stmt]()
+        piece = part(nest, row, start, size, pool)
+        (still,) = (arg for arg in piece.reductions[0].args if vector not in arg.symbols)
+        # A copy of the strip holds other rows each time: no other product may read it.
+        piece, _ = _stage_still(piece, still, True, context, limits, out, OperandCopies(set()))
+        products = _Panels(piece, streamed, vector, {}, context, limits, None)
+        for (_, buf), place in zip(copies, places):
+            out += products.products(buf, *place)
+        return out
+
+    number = -(-nest.dims[row] // length)
+    length = min(-(-nest.dims[row] // (number * height)) * height, nest.dims[row])
+    counter, (count, rest) = context.names("%i"), divmod(nest.dims[row], length)
+    strips = For(counter, count, tuple(strip(Affine.symbol(counter, length), length)))
+    last = strip(Affine((), count * length), rest) if rest else []
+    return [*(copy for copy, _ in copies), strips, *last]
+
+
+def _has_parts_of_lines(context) -> bool:
+    """Whether a vector is a part of a line: tiles take as many lines from the second cache for fewer multiply-adds."""
+    return context.options.vectors.bits < 8 * LINE_BYTES
 
 
 def _is_streamed(
@@ -349,6 +435,7 @@ def _stage_still(
         return nest, stationary
     reuse, dtype = nest.reuse(stationary), stationary.buf.dtype
     if is_scattered(nest, stationary, reuse, context.options):
+        before = len(out)
         copy = stage(
             nest,
             stationary,
@@ -358,6 +445,8 @@ def _stage_still(
             staged,
             turned=True,
         )
+        if len(out) > before:
+            out[before:] = _in_row_blocks(cast(Nest, out[before]), context, limits)
         if copy is not None:
             return replace_operand(nest, stationary, copy), copy
     pays = rows_conflict(nest, stationary, reuse, limits) or (
@@ -369,6 +458,37 @@ def _stage_still(
         else None
     )
     return (nest, stationary) if copy is None else (replace_operand(nest, stationary, copy), copy)
+
+
+def _in_row_blocks(copy: Nest, context, limits: PackLimits) -> list[Stmt]:
+    """A copy that transposes, in blocks of the source's rows: each block is read along all columns before the next one.
+
+        t[j, i] = a[i, j]  (i < 20)    ->    t[j, 8 b + i] = a[8 b + i, j]  (b < 2, i < 8), t[j, 16 + i] = a[16 + i, j]  (i < 4)
+
+    Column by column, parts of all rows are read for each vector of columns, and rows are in pages of their own. The rows of
+    the copy, of which a block stores a few elements each, stay in the first cache where there are few columns.
+    """
+    schedule, pool = choose(copy, context.options.vectors), context.pool
+    row, column = schedule.along, schedule.transpose
+    if not _has_parts_of_lines(context) or column is None:
+        return [copy]
+    count, left = divmod(copy.dims[row], schedule.lanes)
+    if count < 2 or copy.dims[column] > limits.most_block_columns:
+        return [copy]
+    block, whole = context.names("d"), count * schedule.lanes
+    blocks = split(
+        part(copy, row, Affine(), whole, pool), {row: {block: count, row: schedule.lanes}}, pool
+    )
+    outer = [dim for dim in copy.dims if dim not in (row, column)]
+    dims = {dim: blocks.dims[dim] for dim in (*outer, block, column, row)}
+    prefetched = {
+        root: distance
+        for load in copy.loads()
+        if isinstance(load, Load)
+        for root, distance in rows_ahead(load, row, schedule.lanes).items()
+    }
+    last = [part(copy, row, Affine((), whole), left, pool)] if left else []
+    return [scheduled(replace(blocks, dims=dims), prefetched=prefetched), *last]
 
 
 def _panels(
@@ -528,6 +648,16 @@ class _Panels:
         """Packs columns start .. start + count * width - 1 as `count` panels, then multiplies with each."""
         if self.filled_by is not None:
             return self._filled_by_products(self.filled_by, start, width)
+        copy, buf = self.packed(start, count, width)
+        before: list[Stmt] = [copy]
+        shifts = None
+        if self.shift is not None:
+            sums, shifts = self._shifts(buf, count, width)
+            before.append(sums)
+        return before + self.products(buf, start, count, width, shifts)
+
+    def packed(self, start: Affine, count: int, width: int) -> tuple[Stmt, Buf]:
+        """The copy of a group of panels, and where it is."""
         streamed, sizes = self.streamed, {dim: self.nest.dims[dim] for dim in self.reduced}
         dtype = streamed.dtype if isinstance(streamed, Op) else cast(Load, streamed).buf.dtype
         buf: Buf = self.context.new_buffer((count, *sizes.values(), width), copy_dtype(dtype))
@@ -535,28 +665,24 @@ class _Panels:
         at = Affine.symbol(panel) if count > 1 else Affine()
         place = self._renaming(start + at * width + Affine.symbol(column))
         copied = Store(buf, self._index(at, column), self.pool.rename(streamed, place))
-        dims = sizes | ({panel: count} if count > 1 else {}) | {column: width}
-        copy = Nest(dims, stores=(copied,), at=self.nest.at)
-        before: list[Stmt] = [self._prefetching(copy, column)]
-        shifts = None
-        if self.shift is not None:
-            sums, shifts = self._shifts(buf, count, width)
-            before.append(sums)
-        if count == 1:
-            return [*before, self._product(buf, Affine(), start, width, shifts)]
-        return [*before, *self._over_panels(buf, start, count, width, shifts)]
+        is_turned = count > 1 and not _is_along(streamed, self.vector)
+        dims = sizes | ({panel: count} if count > 1 and not is_turned else {}) | {column: width}
+        copy = self._prefetching(Nest(dims, stores=(copied,), at=self.nest.at), column)
+        return For(panel, count, (copy,)) if is_turned else copy, buf
 
-    def _over_panels(
-        self, buf: Buf, start: Affine, count: int, width: int, shifts: Buf | None
+    def products(
+        self, buf: Buf, start: Affine, count: int, width: int, shifts: Buf | None = None
     ) -> list[Stmt]:
         """The products with each panel of a group; of rows that are apart, as many at a time as stay in the second cache."""
+        if count == 1:
+            return [self._product(buf, Affine(), start, width, shifts)]
 
-        def products() -> tuple[str, Nest]:
+        def with_panel() -> tuple[str, Nest]:
             counter = self.context.names("%i")
             at = Affine.symbol(counter)
             return counter, self._product(buf, at, start + at * width, width, shifts)
 
-        counter, product = products()
+        counter, product = with_panel()
         row, tile = next(iter(final_schedule(product).jam.items()), ("", 1))
         rows, most = product.dims.get(row, 1), self._block_rows(row) // tile * tile
         if rows <= most or most < self.limits.fewest_block_tiles * tile:
@@ -566,7 +692,7 @@ class _Panels:
         body = part(product, row, Affine.symbol(block, most), most, self.pool)
         out: list[Stmt] = [For(block, blocks, (For(counter, count, (body,)),))]
         if rest:
-            counter, product = products()
+            counter, product = with_panel()
             last = part(product, row, Affine((), rows - rest), rest, self.pool)
             out.append(For(counter, count, (last,)))
         return out

@@ -77,12 +77,18 @@ def column_vectors(registers: int) -> int:
 
 
 def result_tile(
-    nest: Nest, sched: NestSchedule, core: Vectors, products: int, fills: bool = False
+    nest: Nest,
+    sched: NestSchedule,
+    core: Vectors,
+    products: int,
+    fills: bool = False,
+    has_far_rows: bool = True,
 ) -> NestSchedule:
     """Vectors along a result dimension, accumulators in registers over the reduction.
 
     `products`: multiply-adds of the nest, or of the product of which it is a part. `fills`: whether the first tile of rows
-    reads the operand along the vectors where it is, which is far, and packs it.
+    reads the operand along the vectors where it is, which is far, and packs it. `has_far_rows`: whether rows of the operand
+    that is broadcast come from where its array is.
     """
     vectors, count = vectors_along(nest, sched), len(nest.reductions)
     pair = 2 if any(reduction.op in ("argmax", "argmin") for reduction in nest.reductions) else 1
@@ -95,7 +101,7 @@ def result_tile(
         return _jam_chains(nest, replace(sched, unroll=unroll), room // unroll)
     rows, apart = nest.dims[jam], rows_apart(nest, jam, sched.along)
     stored_apart = stored_rows_apart(nest, jam)
-    fetched = FAR_ROW_CYCLES if _has_far_rows(nest, sched.along) else 0
+    fetched = FAR_ROW_CYCLES if has_far_rows and _has_far_rows(nest, sched.along) else 0
     evicted = EVICTED_STORE_CYCLES / max(math.prod(nest.dims[rdim] for rdim in nest.rdims), 1)
     streamed = [_streamed_cycles(nest, sched, core, width) for width in range(MOST_VECTORS + 1)]
 

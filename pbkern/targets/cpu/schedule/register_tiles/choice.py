@@ -100,7 +100,12 @@ def along(nest: Nest, vector: str, vectors: Vectors) -> NestSchedule:
 
 
 def contraction_tile(
-    nest: Nest, vector: str, vectors: Vectors, fills: bool = False, whole: Nest | None = None
+    nest: Nest,
+    vector: str,
+    vectors: Vectors,
+    fills: bool = False,
+    whole: Nest | None = None,
+    has_far_rows: bool = True,
 ) -> tuple[int, NestSchedule]:
     """(columns per register tile, fixed schedule) of a contraction with vectors along `vector`.
 
@@ -110,13 +115,14 @@ def contraction_tile(
       vectors: registers of the machine.
       fills: whether the first tile of rows reads the operand along the vectors where it is, which is far, and packs it.
       whole: the contraction of which the nest is a part.
+      has_far_rows: whether rows of the operand that is broadcast come from where its array is.
     """
     full = max(vectors.bits // register_bits(nest), 2)
     fewest = FEWEST_WORDS if any(reduction.by is not None for reduction in nest.reductions) else 1
     lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
     sched = untiled(nest, vector, lanes, vectors)
     products = math.prod((whole or nest).dims.values())
-    sched = _capped(nest, result_tile(nest, sched, vectors, products, fills))
+    sched = _capped(nest, result_tile(nest, sched, vectors, products, fills, has_far_rows))
     return sched.lanes * sched.unroll, replace(sched, fixed=True)
 
 
