@@ -14,13 +14,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import field
 
-import numpy as np
-from jax.extend import core as jex
-
 from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import LaterRequests, Unfusable
+from pbkern.fuse.access.equation_kinds import EquationKinds, current_kinds
 from pbkern.fuse.access.rules import Access, NeedsWhole
 from pbkern.fuse.cost.model import Cost, CostModel
 
@@ -65,11 +63,11 @@ class _Searches:
     """Memo of one plan.
 
     Attributes:
-      kinds: content of an equation -> its number.
-      kind_of: id of an equation -> (equation, its number, its operands that are no literals, and results).
+      kinds: of equations.
+      kind_of: id of an equation -> (equation, its kind, its operands that are no literals, and results).
     """
 
-    kinds: dict = field(default_factory=dict)
+    kinds: EquationKinds
     kind_of: dict = field(default_factory=dict)
     results: dict[tuple, _SearchedBlocks | _BlocksInChunks | Unfusable | NeedsWhole | None] = field(
         default_factory=dict
@@ -86,27 +84,9 @@ class _Searches:
         return (*key, *(names[output] for output in outputs))
 
     def _new_kind(self, eqn) -> tuple:
-        kind = self.kinds.setdefault(description(eqn), len(self.kinds))
-        described = eqn, kind, (*atoms(eqn), *eqn.outvars)
+        described = eqn, self.kinds.number(eqn), (*atoms(eqn), *eqn.outvars)
         self.kind_of[id(eqn)] = described
         return described
-
-
-def description(eqn) -> tuple:
-    """Operation, parameters, types and literals; the equation itself if parameters cannot be compared."""
-    params = tuple((name, type(value), value) for name, value in sorted(eqn.params.items()))
-    types = tuple(var.aval for var in (*eqn.invars, *eqn.outvars))
-    literals = tuple(
-        (k, np.asarray(atom.val).tobytes())
-        for k, atom in enumerate(eqn.invars)
-        if isinstance(atom, jex.Literal)
-    )
-    description = (eqn.primitive, params, types, literals)
-    try:
-        hash(description)
-    except TypeError:
-        return (id(eqn),)
-    return description
 
 
 _current: contextvars.ContextVar[_Searches | None] = contextvars.ContextVar(
@@ -119,7 +99,7 @@ def searches_memoised() -> AbstractContextManager:
 
     The machine must stay the same within.
     """
-    return during(_current, _Searches())
+    return during(_current, _Searches(current_kinds() or EquationKinds()))
 
 
 def memoised_search(
