@@ -7,7 +7,7 @@ out for one of each kind.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import field
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jax.extend import core as jex
 
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process.context_values import during
 
@@ -27,21 +28,33 @@ class EquationKinds:
 
     Attributes:
       numbers: content of an equation -> number of its kind.
-      known: id of an equation -> (equation, number of its kind). It keeps the equation, so that no other gets its id.
-      answers: (question, number of a kind) -> answer.
+      known: id of an equation -> (equation, number of its kind, its operands that are no literals, and results). It keeps
+        the equation, so that no other gets its id.
+      answers: (question, number of a kind or key of a group) -> answer.
     """
 
     numbers: dict[tuple, int] = field(default_factory=dict)
-    known: dict[int, tuple[Any, int]] = field(default_factory=dict)
-    answers: dict[tuple[str, int], Any] = field(default_factory=dict)
+    known: dict[int, tuple[Any, int, tuple]] = field(default_factory=dict)
+    answers: dict[tuple[str, Any], Any] = field(default_factory=dict)
 
     def number(self, eqn) -> int:
         """Equal for equations of one kind."""
-        known = self.known.get(id(eqn))
-        if known is None:
-            number = self.numbers.setdefault(description(eqn), len(self.numbers))
-            known = self.known[id(eqn)] = eqn, number
-        return known[1]
+        return (self.known.get(id(eqn)) or self._new(eqn))[1]
+
+    def group(self, eqns: Sequence, outputs: Sequence) -> tuple:
+        """Equal for groups that differ only in the names of values."""
+        names: dict = {}
+        key: list[int] = []
+        for eqn in eqns:
+            _, kind, values = self.known.get(id(eqn)) or self._new(eqn)
+            key.append(kind)
+            key += [names.setdefault(value, len(names)) for value in values]
+        return (*key, *(names[output] for output in outputs))
+
+    def _new(self, eqn) -> tuple:
+        number = self.numbers.setdefault(description(eqn), len(self.numbers))
+        known = self.known[id(eqn)] = eqn, number, (*atoms(eqn), *eqn.outvars)
+        return known
 
 
 def description(eqn) -> tuple:

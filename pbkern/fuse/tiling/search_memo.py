@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import field
 
-from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import LaterRequests, Unfusable
@@ -64,29 +63,13 @@ class _Searches:
 
     Attributes:
       kinds: of equations.
-      kind_of: id of an equation -> (equation, its kind, its operands that are no literals, and results).
+      results: key of a question about a group -> answer.
     """
 
     kinds: EquationKinds
-    kind_of: dict = field(default_factory=dict)
     results: dict[tuple, _SearchedBlocks | _BlocksInChunks | Unfusable | NeedsWhole | None] = field(
         default_factory=dict
     )
-
-    def key(self, eqns: Sequence, outputs: Sequence) -> tuple:
-        """Equal for groups that differ only in the names of values."""
-        names: dict = {}
-        key: list[int] = []
-        for eqn in eqns:
-            _, kind, values = self.kind_of.get(id(eqn)) or self._new_kind(eqn)
-            key.append(kind)
-            key += [names.setdefault(value, len(names)) for value in values]
-        return (*key, *(names[output] for output in outputs))
-
-    def _new_kind(self, eqn) -> tuple:
-        described = eqn, self.kinds.number(eqn), (*atoms(eqn), *eqn.outvars)
-        self.kind_of[id(eqn)] = described
-        return described
 
 
 _current: contextvars.ContextVar[_Searches | None] = contextvars.ContextVar(
@@ -172,7 +155,7 @@ def _once(
     searches = _current.get()
     if searches is None:
         return look()
-    key = (*what, chunks_are_allowed(), *searches.key(eqns, outputs))
+    key = (*what, chunks_are_allowed(), *searches.kinds.group(eqns, outputs))
     if key not in searches.results:
         try:
             result = look()
