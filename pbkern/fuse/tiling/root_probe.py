@@ -87,7 +87,9 @@ class RootProbe:
         answer = kinds.answers[question]
         if isinstance(answer, Unfusable):
             raise answer.without_frames()
-        return replace(answer, root=root, least=LeastBlocks(answer.least))  # searches let `least` grow
+        return replace(
+            answer, root=root, least=LeastBlocks(answer.least)
+        )  # searches let `least` grow
 
     @classmethod
     def _probed(cls, eqns: Sequence, root: jex.Var, machine: CostModel) -> RootProbe:
