@@ -330,11 +330,11 @@ def types_kept(closed: jex.ClosedJaxpr):
 @weakref_lru_cache
 def _has_wide_types(closed: jex.ClosedJaxpr) -> bool:
     return any(
-        str(getattr(variable.aval, "dtype", "")) in _WIDE for variable in _variables(closed.jaxpr)
+        getattr(variable.aval, "dtype", None) in _WIDE for variable in _variables(closed.jaxpr)
     )
 
 
-_WIDE = ("int64", "uint64", "float64", "complex128")
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
 def _variables(jaxpr: jex.Jaxpr) -> Iterator[Var]:

@@ -180,7 +180,7 @@ class HostProgram:
         )
         return {
             inputs[launch.operands[i].buffer]: outputs[launch.results[output].buffer]
-            for launch in self.launches()
+            for launch in self.launches
             for i, output in launch.kernel.aliases
             if launch.operands[i].buffer in inputs and launch.results[output].buffer in outputs
         }
@@ -189,9 +189,19 @@ class HostProgram:
         """Steps in program order, each loop and branch before the steps inside it."""
         return steps_inside(self.steps)
 
-    def launches(self) -> list[Launch]:
+    @functools.cached_property
+    def launches(self) -> tuple[Launch, ...]:
         """Launches in program order, those inside loops and branches once."""
-        return [step for step in self.all_steps() if isinstance(step, Launch)]
+        return tuple(step for step in self.all_steps() if isinstance(step, Launch))
+
+    @functools.cached_property
+    def placed_kernels(self) -> frozenset[Kernel]:
+        """Kernels with results that begin inside a buffer."""
+        return frozenset(
+            launch.kernel
+            for launch in self.launches
+            if any(result.offset != Affine() for result in launch.results)
+        )
 
     def launch_counts(self) -> dict[str, int | None]:
         """Kernel's name -> how often one call launches it, where all branches are taken; None if a value decides."""
@@ -216,11 +226,7 @@ class HostProgram:
 
     def kernels(self) -> list[Kernel]:
         """Kernels in program order, each once."""
-        kernels: list[Kernel] = []
-        for launch in self.launches():
-            if launch.kernel not in kernels:
-                kernels.append(launch.kernel)
-        return kernels
+        return list(dict.fromkeys(launch.kernel for launch in self.launches))
 
     def __str__(self) -> str:
         return f"program {self.name}\n{self.text(lambda kernel: kernel.name)}"

@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,13 @@ class ArrayType:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+        return f"{_name(self.dtype)}[{','.join(map(str, self.shape))}]"
+
+
+@cache
+def _name(dtype: np.dtype) -> str:
+    """The name of a dtype, which NumPy works out anew for each question."""
+    return dtype.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from pbkern.core.process import fallback
 from pbkern.core.process.context_values import during
 from pbkern.dsl.text.identifiers import identifier, unused
 from pbkern.fuse.access.blocks import rounded_values, steps_memoised
+from pbkern.fuse.access.equation_kinds import kinds_memoised
 from pbkern.fuse.algebra.contraction_precision import set_precision
 from pbkern.fuse.algebra.grouped_products import GroupProducts
 from pbkern.fuse.algebra.late_division import delay_normalisation
@@ -278,28 +279,29 @@ def plan(
     results, strict = closed.out_avals, bool(getattr(options, "strict_target", False))
     wanted = FuseOptions.of(options, machine, supports)
     simple = run_passes("jaxpr", FUSE_PASSES, closed, wanted, of=name, failed=passed_over(name))
-    with steps_memoised(), searches_memoised(), chunks_allowed(wanted.fast):
-        pairs = donated_pairs(simple.jaxpr, donated)
-        parts = partition(simple, machine, supports, options, name, pairs)
-        run_passes("partition", WHOLE_PASSES, parts, options, of=name)
-        outputs = {var for var in simple.jaxpr.outvars if not isinstance(var, jex.Literal)}
-        run_passes("partition", KERNEL_PASSES, parts, wanted, outputs, of=name)
-        apply(parts.groups(), choices, machine)
-    parts.edges[:0] = wanted.edges
-    use_donated(parts.nodes, simple.jaxpr, donated)
-    once = ordered_values(simple.jaxpr)
-    if wanted.fast:
-        once |= shared_products(simple.jaxpr)
-    with during(rounded_values, once), bodies_memoised():
-        segments = make_segments(
-            name, simple, parts.nodes, params_for, argument_names(closed.jaxpr, simple.jaxpr)
+    with kinds_memoised(), steps_memoised():
+        with searches_memoised(), chunks_allowed(wanted.fast):
+            pairs = donated_pairs(simple.jaxpr, donated)
+            parts = partition(simple, machine, supports, options, name, pairs)
+            run_passes("partition", WHOLE_PASSES, parts, options, of=name)
+            outputs = {var for var in simple.jaxpr.outvars if not isinstance(var, jex.Literal)}
+            run_passes("partition", KERNEL_PASSES, parts, wanted, outputs, of=name)
+            apply(parts.groups(), choices, machine)
+        parts.edges[:0] = wanted.edges
+        use_donated(parts.nodes, simple.jaxpr, donated)
+        once = ordered_values(simple.jaxpr)
+        if wanted.fast:
+            once |= shared_products(simple.jaxpr)
+        with during(rounded_values, once), bodies_memoised():
+            segments = make_segments(
+                name, simple, parts.nodes, params_for, argument_names(closed.jaxpr, simple.jaxpr)
+            )
+        if strict:
+            refuse_leftovers(name, segments)
+        result = Plan(
+            name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes
         )
-    if strict:
-        refuse_leftovers(name, segments)
-    result = Plan(
-        name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes
-    )
-    result.explanation = explain(name, parts, result, wanted)
+        result.explanation = explain(name, parts, result, wanted)
     return result
 
 
@@ -309,9 +311,10 @@ def argument_names(given: jex.Jaxpr, simple: jex.Jaxpr) -> dict[jex.Var, str]:
     if not len(names) == len(given.invars) == len(simple.invars):
         return dict.fromkeys(simple.invars, "")
     called: dict[jex.Var, str] = {}
+    taken: set[str] = set()
     for number, (var, name) in enumerate(zip(simple.invars, names)):
-        taken = set(called.values())
         called[var] = unused(identifier(name, f"arg{number}"), taken) if name else ""
+        taken.add(called[var])
     return called
 
 

@@ -11,7 +11,10 @@ import pytest
 
 from pbkern._jax import user_line
 from pbkern.fuse.access import blocks
+from pbkern.fuse.access.equation_kinds import EquationKinds
 from pbkern.fuse.access.rules import whole
+from pbkern.fuse.cost import model as cost_model
+from pbkern.fuse.cost import steps as cost_steps
 from pbkern.fuse.cost.steps import PricedSteps
 from pbkern.fuse.emit import body_memo
 from pbkern.fuse.partition import merge_groups, move_consumers
@@ -110,6 +113,49 @@ def test_blocks_of_equations_are_worked_out_once(monkeypatch):
     monkeypatch.setattr(blocks, "pull", counted)
     planned(block, *ARGUMENTS)
     assert len({(e, out) for e, out, _ in pulled}) == len(pulled)
+
+
+def perceptron(x, *weights):
+    for w in weights:
+        x = jnp.tanh(x @ w + 0.5)
+    return x
+
+
+def test_equations_of_one_kind_are_priced_once(monkeypatch):
+    priced, step_price = [], type(COSTS).step_price
+
+    def counted(costs, step):
+        priced.append(step)
+        return step_price(costs, step)
+
+    def prices(number):
+        priced.clear()
+        planned(
+            perceptron, np.ones((32, 64), np.float32), *[np.ones((64, 64), np.float32)] * number
+        )
+        return len(priced)
+
+    monkeypatch.setattr(type(COSTS), "step_price", counted)
+    few = prices(4)
+    assert few > 0
+    assert prices(16) < 2 * few
+
+
+def test_prices_of_equations_of_one_kind_are_those_of_each(monkeypatch):
+    shared, price_of = [], cost_model.price_of
+
+    def noted(step, costs):
+        price = price_of(step, costs)
+        if step.model is not None:
+            shared.append((step, price))
+        return price
+
+    for module in (cost_model, cost_steps):
+        monkeypatch.setattr(module, "price_of", noted)
+    planned(network, *[np.ones(s, np.float32) for s in [(64, 32), (32, 48), (48, 32)]])
+    assert shared
+    for step, price in shared:
+        assert price == COSTS.step_price(step), step.eqn
 
 
 def network(x, w, v):
@@ -300,7 +346,7 @@ def test_what_is_found_for_a_group_holds_for_those_like_it(f, monkeypatch):
 
 
 def test_groups_that_differ_in_a_number_are_not_alike():
-    searches = search_memo._Searches()
+    kinds = EquationKinds()
     keys = []
     functions = [
         lambda x, y: jnp.exp(x * 2.0) + y,
@@ -312,7 +358,7 @@ def test_groups_that_differ_in_a_number_are_not_alike():
     ]
     for f in functions:
         jaxpr = jax.make_jaxpr(f)(np.ones(5, np.float32), np.ones(5, np.float32)).jaxpr
-        keys.append(searches.key(jaxpr.eqns, jaxpr.outvars))
+        keys.append(kinds.group(jaxpr.eqns, jaxpr.outvars))
     assert keys[0] == keys[1]
     assert len(set(keys)) == len(keys) - 1
 

@@ -64,7 +64,7 @@ def lowered_for_tiles(f, *operands):
 def interpreted(f, *operands):
     """Results of a function whose nests the interpreter runs, after all passes for a machine with tiles."""
     (program,) = programs_of(f, *operands)
-    (kernel,) = {id(launch.kernel): launch.kernel for launch in program.launches()}.values()
+    (kernel,) = {id(launch.kernel): launch.kernel for launch in program.launches}.values()
     options = CpuBackend(amx.machine()).build_options(kernel, pbkern.CompileOptions())
     return stub.run(
         program, *map(np.asarray, operands), backend=stub.StubBackend(CPU_PASSES, options)

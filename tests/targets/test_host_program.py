@@ -45,7 +45,7 @@ class InterpretedSteps:
     """
 
     def __init__(self, program):
-        self.steps = program.launches()
+        self.steps = program.launches
         self.launched, self.copied, self.errors = [], [], []
         kind = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)
         self.run = kind(self._run)

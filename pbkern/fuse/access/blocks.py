@@ -30,6 +30,7 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.shared_products import rounded
 from pbkern.core.process.context_values import during
 
+from .equation_kinds import EquationKinds, current_kinds
 from .rules import Access, NeedsWhole, Pull, Span, block_shape, pull
 
 # Two requests share a hull if it holds at most this many times the elements that they ask for.
@@ -146,12 +147,14 @@ class Step:
       out: the block.
       pull: blocks of the operands that it needs.
       price: memo of the target's cost model (fuse/cost/model.py).
+      model: an earlier step of an equation of the same kind with the same blocks.
     """
 
     eqn: Any  # jex.JaxprEqn, whose parameters are untyped
     out: Access
     pull: Pull
     price: Any = field(default=None, compare=False)
+    model: Step | None = field(default=None, compare=False, repr=False)
 
     @functools.cached_property
     def linear(self) -> tuple:
@@ -172,12 +175,14 @@ class _StepMemo:
     """Memo of one plan's steps.
 
     Every attempt to join groups asks for the steps of their equations, mostly for equal blocks. Equal accesses are
-    interned, so that they are compared by identity.
+    interned, so that they are compared by identity. Steps of equations of one kind for one block have a model in common.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: EquationKinds) -> None:
+        self.kinds = kinds
         self.accesses: dict[Access, Access] = {}
         self.steps: dict[tuple[int, int], Step | NeedsWhole] = {}
+        self.models: dict[tuple[int, int], Step | NeedsWhole] = {}
 
     def interned(self, access: Access) -> Access:
         return self.accesses.setdefault(access, access)
@@ -188,9 +193,28 @@ class _StepMemo:
             out = self.interned(out)
             step = self.steps.get((id(eqn), id(out)))
         if step is None:
-            step = self.steps[id(eqn), id(out)] = self._new_step(eqn, out)
+            step = self.steps[id(eqn), id(out)] = self._like_model(eqn, out)
         if isinstance(step, NeedsWhole):
             raise step.without_frames()
+        return step
+
+    def _like_model(self, eqn, out: Access) -> Step | NeedsWhole:
+        key = self.kinds.number(eqn), id(out)
+        model = self.models.get(key)
+        if model is None:
+            step = self.models[key] = self._new_step(eqn, out)
+            return step
+        if isinstance(model, NeedsWhole):
+            return model
+        # What a rule computes by itself may hold the equation, by which messages name lines.
+        if model.pull.compute is None:
+            return Step(eqn, model.out, model.pull, model=model)
+        step = self._new_step(eqn, out)
+        if isinstance(step, Step) and (step.out, step.pull.inputs) == (
+            model.out,
+            model.pull.inputs,
+        ):
+            step.model = model
         return step
 
     def _new_step(self, eqn, out: Access) -> Step | NeedsWhole:
@@ -214,7 +238,7 @@ def steps_memoised() -> AbstractContextManager:
 
     The machine and the equations must stay the same in it.
     """
-    return during(_memo, _StepMemo())
+    return during(_memo, _StepMemo(current_kinds() or EquationKinds()))
 
 
 def step_of(eqn, out: Access) -> Step:

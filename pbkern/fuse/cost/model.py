@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -178,5 +179,14 @@ class CostModel(Protocol):
 def price_of(step: Step, costs: CostModel) -> Price:
     """The price of a step, which keeps it (fuse/access/blocks.py)."""
     if not isinstance(step.price, Price):
-        step.price = costs.step_price(step)
+        step.price = _alike(step, costs) or costs.step_price(step)
     return step.price
+
+
+def _alike(step: Step, costs: CostModel) -> Price | None:
+    """The price of a step's model, with the variables that the step reads; None where a price names a table."""
+    price = None if step.model is None else price_of(step.model, costs)
+    if price is None or price.table is not None:
+        return None
+    read = tuple(var for var in step.eqn.invars if not isinstance(var, jex.Literal))
+    return replace(price, read=read)

@@ -13,14 +13,15 @@ from pbkern._jax import user_line
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import BlockRequests, rounded_values, trace_body
+from pbkern.fuse.access.equation_kinds import EquationKinds, current_kinds
 from pbkern.fuse.access.rules import Access
-from pbkern.fuse.tiling.search_memo import description
 
 
 @dataclass
 class _Bodies:
     """Memo of one plan: key of a body's computations -> the body."""
 
+    kinds: EquationKinds
     traced: dict[tuple, jex.ClosedJaxpr] = field(default_factory=dict)
 
     def key(self, requests: BlockRequests, outputs: Sequence[tuple[jex.Var, Access]]) -> tuple:
@@ -36,7 +37,7 @@ class _Bodies:
 
         steps = tuple(
             (
-                description(step.eqn),
+                self.kinds.number(step.eqn),
                 user_line(step.eqn),
                 tuple(map(name, (*step.eqn.invars, *step.eqn.outvars))),
                 tuple(var in once for var in step.eqn.outvars),
@@ -55,7 +56,7 @@ _current: contextvars.ContextVar[_Bodies | None] = contextvars.ContextVar(
 
 def bodies_memoised() -> AbstractContextManager:
     """In a `with` block, bodies of equal structure are traced once."""
-    return during(_current, _Bodies())
+    return during(_current, _Bodies(current_kinds() or EquationKinds()))
 
 
 def body_once(

@@ -19,7 +19,7 @@ from pbkern.fuse.access.rules import NeedsWhole
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.graph import Node, Partition
 from pbkern.fuse.tiling.block_search import alternatives
-from pbkern.fuse.tiling.schedule import Schedule, schedule_at
+from pbkern.fuse.tiling.schedule import Schedule, input_places, schedule_at
 
 from .host_program import emit_scheduled
 
@@ -81,7 +81,7 @@ def chosen(node: Node, choice: Choice, machine: CostModel) -> Schedule:
             "a kernel cannot have these blocks",
             why=f"{choice}; the model's are {model.blocks}",
         )
-    ordered = schedule.with_inputs_like([var for var, _ in model.requests.inputs])
+    ordered = schedule.with_inputs_like(input_places(model))
     return dataclasses.replace(ordered, params=choice.params)
 
 

@@ -45,6 +45,7 @@ class HostProgramBuilder:
       shared: result -> the operand whose memory it takes.
       params_for: grid semantics, and fields of CompilerParams by name -> compiler_params of a fused kernel.
       arguments: the function's operands in their order, then views of their rows, with the names of the operands.
+      places: see `argument_places`.
     """
 
     name: str
@@ -55,6 +56,7 @@ class HostProgramBuilder:
     counts: dict[str, int] = field(default_factory=dict)
     kernels: dict[int, Kernel] = field(default_factory=dict)
     shared: dict = field(default_factory=dict)
+    places: dict[jex.Var, int] = field(default_factory=dict)
 
     def fresh(self, stem: str) -> str:
         count = self.counts.get(stem, 0)
@@ -142,9 +144,15 @@ class HostProgramBuilder:
                 operands[reads.index(operand)] = self.place(result)
         return [*copies, Launch(self.kernels[id(node)], tuple(operands), tuple(results))]
 
+    def argument_places(self) -> Mapping[jex.Var, int]:
+        """Argument -> its place; arguments are only added."""
+        if len(self.places) != len(self.arguments):
+            self.places = {var: place for place, var in enumerate(self.arguments)}
+        return self.places
+
     def emit(self, node: Node) -> Kernel:
         for stage in filter(None, (node, node.finish)):
-            stage.schedule = stage.own_schedule.with_inputs_like(list(self.arguments))
+            stage.schedule = stage.own_schedule.with_inputs_like(self.argument_places())
         schedule = node.own_schedule
         name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
         node.kernel = name

@@ -146,14 +146,14 @@ class _TimelineWriter:
     def program(self, program: HostProgram, live_around: int) -> None:
         """Adds a program's steps; memory is that which is live at its top level."""
         sizes = {buffer.name: buffer.type.nbytes for buffer in program.of_kind(BufferKind.TEMP)}
-        life = lifetimes(program.steps)
-        for n, step in enumerate(program.steps):
-            live = sum(
-                sizes[name]
-                for name, (first, last) in life.items()
-                if name in sizes and first <= n <= last
-            )
-            self.step(step, 1, live_around + live, 0)
+        changes = [0] * (len(program.steps) + 1)
+        for name, (first, last) in lifetimes(program.steps).items():
+            changes[first] += sizes.get(name, 0)
+            changes[last + 1] -= sizes.get(name, 0)
+        live = live_around
+        for step, change in zip(program.steps, changes):
+            live += change
+            self.step(step, 1, live, 0)
 
     def step(self, step: Step, runs: int | None, live: int, depth: int) -> None:
         match step:

@@ -102,10 +102,12 @@ def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
     ]
     outputs = list(dict.fromkeys([*remaining, *eqn.outvars]))
     changed.append((maker, leading_to(maker.eqns, outputs), outputs))
-    tried = [_schedule(parts, eqns, outputs, n.schedule, eqn) for n, eqns, outputs in changed]
-    schedules = [candidate for candidate in tried if candidate is not None]
-    if len(schedules) < len(tried):
-        return
+    schedules = []
+    for n, eqns, outputs in changed:
+        schedule = _schedule(parts, eqns, outputs, n.schedule, eqn)
+        if schedule is None:
+            return
+        schedules.append(schedule)
     before, after = (
         sum(n.seconds for n, _, _ in changed),
         sum(candidate.cost.seconds for candidate in schedules),

@@ -69,6 +69,12 @@ def _is_one_program(node: Node) -> bool:
     )
 
 
+def _is_plain(node: Node) -> bool:
+    """Whether a node's one program computes whole results at once."""
+    schedule = node.own_schedule
+    return schedule.wave is None and schedule.loop is None and schedule.online is None
+
+
 class _Joining:
     """`position` of each node in a valid order; `makers` and `readers` of values."""
 
@@ -115,6 +121,10 @@ class _Joining:
 
     def _into(self, maker: Node, node: Node, views: list[Node]) -> None:
         present = [maker.finish] if maker.finish else []
+        # Without these, the stage would be this node as it is, whose price is known.
+        is_same = not present and not views and _is_plain(node)
+        if is_same and not self.limits.allow(node.own_schedule, maker, self.parts.machine):
+            return
         gone = [node]
         for view in views:
             if not any(self._is_read(output, gone) for output in view.outputs):

@@ -14,6 +14,7 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import BlockRequests
 from pbkern.fuse.cost.kinds import CONTRACTIONS
+from pbkern.fuse.graph import Node
 from pbkern.fuse.tiling.block_search import alternatives
 from pbkern.fuse.tiling.schedule import Schedule
 
@@ -28,7 +29,7 @@ class TrimMaskedBlocks:
 
     def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         for node in parts.nodes:
-            if node.kind != "group":
+            if node.kind != "group" or not _may_be_masked(node):
                 continue
             current, strip = node.own_schedule, parts.machine.sizes.mask_strip
             if overhang(current.requests, strip):
@@ -38,6 +39,15 @@ class TrimMaskedBlocks:
                 )
                 node.schedule = min([current, *near], key=functools.partial(_seconds, strip=strip))
         return parts
+
+
+def _may_be_masked(node: Node) -> bool:
+    """Whether a group has what `overhang` looks for. Requests of groups like others are not made yet: most need none."""
+    schedule = node.own_schedule
+    if schedule.wave is not None or schedule.loop is not None:
+        return True  # the equations of their requests are others
+    names = {eqn.primitive.name for eqn in node.eqns}
+    return "select_n" in names and not names.isdisjoint(CONTRACTIONS)
 
 
 def _seconds(schedule: Schedule, strip: int) -> float:

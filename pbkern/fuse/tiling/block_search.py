@@ -17,7 +17,7 @@ from pbkern.fuse.access.rules import NeedsWhole
 from pbkern.fuse.cost.model import Cost, CostModel
 
 from .block_options import even_cuts
-from .online_analysis import chunks_allowed
+from .online_analysis import chunks_allowed, chunks_are_allowed
 from .root_probe import RootProbe
 from .schedule import Schedule, schedule_at
 
@@ -58,11 +58,20 @@ def search(
       Unfusable: there is no schedule.
     """
 
-    def accepted(blocks: Sequence[int]) -> Schedule | None:
+    def priced(blocks: Sequence[int]) -> Schedule | None:
         schedule = schedule_at(eqns, outputs, blocks, machine)
         if schedule is None or (accept is not None and not accept(schedule.cost)):
             return None
         return schedule
+
+    met: dict[tuple, Schedule | None] = {}
+
+    def accepted(blocks: Sequence[int]) -> Schedule | None:
+        """Several descents meet the same blocks."""
+        key = chunks_are_allowed(), *blocks
+        if key not in met:
+            met[key] = priced(blocks)
+        return met[key]
 
     outputs = root_first(outputs)
     probe = RootProbe.of(eqns, outputs[0], machine)

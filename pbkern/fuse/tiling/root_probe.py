@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from jax.extend import core as jex
 
@@ -11,6 +12,7 @@ from pbkern.core.jax_types import array_aval
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS, ScatterForm
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request
+from pbkern.fuse.access.equation_kinds import current_kinds
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span
 from pbkern.fuse.access.scatter import owned
 from pbkern.fuse.access.windows_contractions import chunk_dimensions
@@ -72,7 +74,25 @@ class RootProbe:
 
     @classmethod
     def of(cls, eqns: Sequence, root: jex.Var, machine: CostModel) -> RootProbe:
-        """Probes a group with the least blocks that it can have. Raises Unfusable."""
+        """Probes a group with the least blocks that it can have, groups that are alike once. Raises Unfusable."""
+        kinds = current_kinds()
+        if kinds is None:
+            return cls._probed(eqns, root, machine)
+        question = "probe", kinds.group(eqns, (root,))
+        if question not in kinds.answers:
+            try:
+                kinds.answers[question] = cls._probed(eqns, root, machine)
+            except Unfusable as e:
+                kinds.answers[question] = e.without_frames()
+        answer = kinds.answers[question]
+        if isinstance(answer, Unfusable):
+            raise answer.without_frames()
+        return replace(
+            answer, root=root, least=LeastBlocks(answer.least)
+        )  # searches let `least` grow
+
+    @classmethod
+    def _probed(cls, eqns: Sequence, root: jex.Var, machine: CostModel) -> RootProbe:
         least = LeastBlocks()
         requests, access, axes = _least_requests(eqns, root, least, machine)
         roles = _chunk_and_scatter_roles(requests, axes)
@@ -109,8 +129,10 @@ def _least_requests(
             requests = request(eqns, [(root, access)])
             if not grid or machine.kernel_cost(requests, [(root, access)], grid) is not None:
                 return requests, access, axes
-            repeating = _repeating_dimension(eqns, root, blocks, axes.values(), machine)
+            repeating, enough = _repeating_dimension(eqns, root, blocks, axes.values(), machine)
             least[repeating] = shape[repeating]
+            if enough is not None:
+                return enough
         except NeedsWhole as e:
             least.demand(e, [axes[symbol] for symbol in e.axes], shape)
 
@@ -167,27 +189,27 @@ def _grain(requests: BlockRequests, root: jex.Var, access: Access, machine: Cost
 
 def _repeating_dimension(
     eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: CostModel
-) -> int:
+) -> tuple[int, tuple[BlockRequests, Access, dict[int, int]] | None]:
     """The dimension of `dims` that stays whole, so that programs do not compute a heavy value again.
 
-    It is the last that is enough by itself. Where none is, or where the group has no heavy contraction, it is the last
-    of all.
+    It is the last that is enough by itself; the second value is then what `_least_requests` returns. Where none is, or
+    where the group has no heavy contraction, it is the last of all.
     """
     dims = sorted(dims, reverse=True)
     has_product = any(eqn.primitive.name in CONTRACTIONS and is_heavy(eqn, machine) for eqn in eqns)
     if len(dims) == 1 or not has_product:
-        return dims[0]
+        return dims[0], None
     for dim in dims:
         extended = list(blocks)
         extended[dim] = root.aval.shape[dim]
-        access, grid, _ = tile(root.aval.shape, extended)
+        access, grid, axes = tile(root.aval.shape, extended)
         try:
             requests = request(eqns, [(root, access)])
             if machine.kernel_cost(requests, [(root, access)], grid) is not None:
-                return dim
+                return dim, (requests, access, axes)
         except NeedsWhole:
             continue
-    return dims[0]
+    return dims[0], None
 
 
 def _elements_without_halo(access: Access) -> int:

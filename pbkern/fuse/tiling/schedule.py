@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -65,13 +65,12 @@ class Schedule:
     def semantics(self) -> tuple[str, ...]:
         return ("parallel",) * len(self.grid)
 
-    def with_inputs_like(self, order: Sequence[jex.Var]) -> Schedule:
-        """The schedule with its inputs in this order, after those that are not in it.
+    def with_inputs_like(self, places: Mapping[jex.Var, int]) -> Schedule:
+        """The schedule with its inputs in the order of their places, after those that have none.
 
         Equal layers stay equal kernels: what one layer hands to the next comes before the weights,
         as the first argument of the first layer does.
         """
-        places = {var: place for place, var in reversed([*enumerate(order)])}
         inputs = self.requests.inputs
         numbers = sorted(range(len(inputs)), key=lambda number: places.get(inputs[number][0], -1))
         if self.wave is not None or numbers == sorted(numbers):
@@ -81,6 +80,11 @@ class Schedule:
         )
         aliases = tuple((numbers.index(operand), result) for operand, result in self.aliases)
         return replace(self, requests=requests, aliases=aliases)
+
+
+def input_places(schedule: Schedule) -> dict[jex.Var, int]:
+    """Input of a schedule -> its first place among them."""
+    return {var: place for place, (var, _) in reversed([*enumerate(schedule.requests.inputs)])}
 
 
 def tile(
@@ -200,7 +204,7 @@ def resized(eqns, model: Schedule, blocks: Sequence[int], chunk_columns: int) ->
         if chunks is None:
             raise Unfusable("these chunks do not suit")
     other = Schedule(grid, tuple(blocks), tuple(placed), requests, model.cost, online=chunks)
-    ordered = other.with_inputs_like([var for var, _ in model.requests.inputs])
+    ordered = other.with_inputs_like(input_places(model))
     return replace(ordered, aliases=model.aliases, params=model.params)
 
 

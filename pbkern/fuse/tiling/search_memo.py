@@ -14,13 +14,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import field
 
-import numpy as np
-from jax.extend import core as jex
-
-from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import LaterRequests, Unfusable
+from pbkern.fuse.access.equation_kinds import EquationKinds, current_kinds
 from pbkern.fuse.access.rules import Access, NeedsWhole
 from pbkern.fuse.cost.model import Cost, CostModel
 
@@ -65,48 +62,14 @@ class _Searches:
     """Memo of one plan.
 
     Attributes:
-      kinds: content of an equation -> its number.
-      kind_of: id of an equation -> (equation, its number, its operands that are no literals, and results).
+      kinds: of equations.
+      results: key of a question about a group -> answer.
     """
 
-    kinds: dict = field(default_factory=dict)
-    kind_of: dict = field(default_factory=dict)
+    kinds: EquationKinds
     results: dict[tuple, _SearchedBlocks | _BlocksInChunks | Unfusable | NeedsWhole | None] = field(
         default_factory=dict
     )
-
-    def key(self, eqns: Sequence, outputs: Sequence) -> tuple:
-        """Equal for groups that differ only in the names of values."""
-        names: dict = {}
-        key: list[int] = []
-        for eqn in eqns:
-            _, kind, values = self.kind_of.get(id(eqn)) or self._new_kind(eqn)
-            key.append(kind)
-            key += [names.setdefault(value, len(names)) for value in values]
-        return (*key, *(names[output] for output in outputs))
-
-    def _new_kind(self, eqn) -> tuple:
-        kind = self.kinds.setdefault(description(eqn), len(self.kinds))
-        described = eqn, kind, (*atoms(eqn), *eqn.outvars)
-        self.kind_of[id(eqn)] = described
-        return described
-
-
-def description(eqn) -> tuple:
-    """Operation, parameters, types and literals; the equation itself if parameters cannot be compared."""
-    params = tuple((name, type(value), value) for name, value in sorted(eqn.params.items()))
-    types = tuple(var.aval for var in (*eqn.invars, *eqn.outvars))
-    literals = tuple(
-        (k, np.asarray(atom.val).tobytes())
-        for k, atom in enumerate(eqn.invars)
-        if isinstance(atom, jex.Literal)
-    )
-    description = (eqn.primitive, params, types, literals)
-    try:
-        hash(description)
-    except TypeError:
-        return (id(eqn),)
-    return description
 
 
 _current: contextvars.ContextVar[_Searches | None] = contextvars.ContextVar(
@@ -119,7 +82,7 @@ def searches_memoised() -> AbstractContextManager:
 
     The machine must stay the same within.
     """
-    return during(_current, _Searches())
+    return during(_current, _Searches(current_kinds() or EquationKinds()))
 
 
 def memoised_search(
@@ -192,7 +155,7 @@ def _once(
     searches = _current.get()
     if searches is None:
         return look()
-    key = (*what, chunks_are_allowed(), *searches.key(eqns, outputs))
+    key = (*what, chunks_are_allowed(), *searches.kinds.group(eqns, outputs))
     if key not in searches.results:
         try:
             result = look()

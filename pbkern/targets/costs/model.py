@@ -14,6 +14,7 @@ from jax.extend import core as jex
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import BlockRequests, Step
+from pbkern.fuse.access.equation_kinds import once_per_kind
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.cost import roofline
 from pbkern.fuse.cost.model import Cost, Price
@@ -81,7 +82,7 @@ class MachineCosts(Machine, abc.ABC):
         return caches.rows_alias(stride)
 
     def operations(self, eqn: Any) -> float:
-        return step.operations_per_element(eqn, self)
+        return once_per_kind("operations", eqn, lambda: step.operations_per_element(eqn, self))
 
     def scatter_cycles(self, eqn: Any) -> float:
         return step.scatter_cycles(eqn, self)

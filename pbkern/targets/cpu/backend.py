@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pbkern.core import config
-from pbkern.core.affine import Affine
 from pbkern.core.passes import Pass
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
@@ -43,8 +42,9 @@ class CpuBackend:
         self, kernel: Kernel, options, program: HostProgram | None = None
     ) -> LowerOptions:
         params, machine = _params(kernel), self.machine
+        # Results that may start anywhere in a cache line are not written past the caches.
         through = not machine.stores_past_caches or (
-            program is not None and _starts_anywhere(kernel, program)
+            program is not None and kernel in program.placed_kernels
         )
         fast = not options.mlir_disable_fast_math
         return LowerOptions(
@@ -93,11 +93,3 @@ def own_threads(kernel: Kernel) -> int | None:
 
 def _params(kernel: Kernel) -> CompilerParams:
     return kernel.compiler_params.get(CompilerParams.target_name, DEFAULT_PARAMS)
-
-
-def _starts_anywhere(kernel: Kernel, program: HostProgram) -> bool:
-    """Whether results of a kernel may start anywhere in a cache line: such are not written past the caches."""
-    return any(
-        launch.kernel is kernel and any(result.offset != Affine() for result in launch.results)
-        for launch in program.launches()
-    )

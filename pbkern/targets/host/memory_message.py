@@ -45,7 +45,7 @@ def memory_message(program: HostProgram, arena_bytes: int, lines: bool = True) -
 def _arrays(program: HostProgram) -> Iterator[tuple[ArrayType, Kernel, str | None]]:
     """Temporaries between kernels, and values of bodies, which may need scratch memory: (type, kernel, the user's line)."""
     temporaries = {buffer.name for buffer in program.of_kind(BufferKind.TEMP)}
-    for launch in program.launches():
+    for launch in program.launches:
         eqns = list(equations(launch.kernel.body.jaxpr))
         last = next((line for equation in reversed(eqns) if (line := user_line(equation))), None)
         yield from (

@@ -122,6 +122,8 @@ class HostText:
 
     def __init__(self, program: HostProgram, memory: Temporaries, hooks: StepHooks):
         self.program, self.memory, self.hooks = program, memory, hooks
+        self.buffers = {buffer.name: buffer for buffer in program.buffers}
+        self.inputs = len(program.inputs)
         self.lines: list[str] = []
         self.functions: list[str] = []
         self.count = 0
@@ -219,15 +221,12 @@ class HostText:
         self.lines.append("}")
 
     def pointer(self, view: BufferView) -> str:
-        buffer = next(
-            candidate for candidate in self.program.buffers if candidate.name == view.buffer
-        )
+        buffer = self.buffers[view.buffer]
         if buffer.kind is BufferKind.TEMP:
             base = self.arena(self.memory.offsets[view.buffer])
         else:
-            position = buffer.position + (
-                len(self.program.inputs) if buffer.kind is BufferKind.OUTPUT else 0
-            )
+            before = self.inputs if buffer.kind is BufferKind.OUTPUT else 0
+            position = buffer.position + before
             slot = self.put(
                 f"llvm.getelementptr %buffers[{8 * position}] : (!llvm.ptr) -> !llvm.ptr, i8"
             )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -144,6 +145,11 @@ class Nest:
     @functools.cached_property
     def _roots_read(self) -> frozenset[Buf]:  # schedules ask for each store
         return frozenset(load.buf.root for load in self.loads())
+
+    @functools.cached_property
+    def answers(self) -> dict[Hashable, Any]:
+        """Answers that targets remember, by their question: several passes ask the same of a nest that none changes."""
+        return {}
 
     def mapped(self, change: Callable[[Expr], Expr]) -> Nest:
         """The nest with what it reduces, stores and masks changed."""

@@ -619,7 +619,7 @@ def _gathered(program: HostProgram) -> str:
 def _sizes(compiled: DeviceProgram, kernel: int) -> tuple[int, ...]:
     """Bytes of each argument of a kernel."""
     step = next(
-        (launch for launch in compiled.program.launches() if id(launch.kernel) == kernel), None
+        (launch for launch in compiled.program.launches if id(launch.kernel) == kernel), None
     )
     if step is None:
         raise InternalError("a kernel without a launch was compiled")

@@ -47,10 +47,17 @@ def smallest_tile(nest: Nest, sched: NestSchedule) -> NestSchedule:
 
 
 def choose(nest: Nest, vectors: Vectors = WIDE_VECTORS, reassociate: bool = True) -> NestSchedule:
-    """The schedule of one nest.
+    """The schedule of one nest, which remembers it.
 
     Without `reassociate`, sums of floats are added up in the order of their elements.
     """
+    question = "schedule", vectors, reassociate
+    if question not in nest.answers:
+        nest.answers[question] = _chosen(nest, vectors, reassociate)
+    return nest.answers[question]
+
+
+def _chosen(nest: Nest, vectors: Vectors, reassociate: bool) -> NestSchedule:
     live = [dim for dim, size in nest.dims.items() if size > 1]
     scores = {dim: score(nest, dim, reassociate, vectors.registers) for dim in live}
     best = max(live, key=lambda dim: (scores[dim], list(nest.dims).index(dim)), default=None)
