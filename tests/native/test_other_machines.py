@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -167,6 +168,53 @@ def test_accumulators_that_fill_the_registers_stay_there():
     products = [loop for loop in loops if loop.count("vfmadd231ps") >= 12]
     assert products
     assert not any(re.search(r"vmovaps %ymm\d+,0x[0-9a-f]+\(%rsp\)", loop) for loop in products)
+
+
+def long_chain(x):
+    """Sixteen constants, of which seven are coefficients of polynomials."""
+    y = jnp.exp(-x * x) * 0.5 + x
+    return jnp.tanh(y) * y + jnp.sqrt(jnp.abs(x)) - 1.0
+
+
+@needs_v3
+@pytest.mark.parametrize(
+    ("function", "expected", "is_in_memory"),
+    [
+        (
+            long_chain,
+            lambda x: np.tanh(y := np.exp(-x * x) * 0.5 + x) * y + np.sqrt(np.abs(x)) - 1,
+            True,
+        ),
+        (jax.nn.softplus, lambda x: np.logaddexp(x, 0), True),
+        (jax.nn.sigmoid, lambda x: 1 / (1 + np.exp(-x)), False),
+    ],
+)
+@pytest.mark.parametrize("size", [5, 1003, 70_001])
+def test_addends_of_loops_whose_constants_fill_the_registers_are_read_from_memory(
+    function, expected, is_in_memory, size
+):
+    x = np.random.default_rng(size).standard_normal(size).astype("f")
+    with config.override(machine="x86-64-v3"):
+        compiled = pbkern.jit(function)
+        assembly, got = compiled.as_text(x, stage="asm"), np.asarray(compiled(x))
+    np.testing.assert_allclose(got, expected(x.astype("f8")), rtol=3e-6, atol=1e-6)
+    if size > 100:
+        addends = re.findall(r"vfmadd213ps 0x[0-9a-f]+\(%rsp\),%ymm", assembly)
+        assert (len(addends) >= 16) == is_in_memory
+
+
+@needs_v3
+def test_addends_of_doubles_and_of_both_types_in_one_loop():
+    def f(x, y):
+        return jnp.log1p(jnp.exp(x)), jax.nn.softplus(y)
+
+    x, y = (
+        np.random.default_rng(n).standard_normal(2003).astype(t) for n, t in enumerate(("f8", "f4"))
+    )
+    with config.override(machine="x86-64-v3"), jax.enable_x64(True):
+        got = pbkern.jit(f)(x, y)
+    np.testing.assert_allclose(got[0], np.logaddexp(x, 0), rtol=1e-14)
+    np.testing.assert_allclose(got[1], np.logaddexp(y.astype("f8"), 0), rtol=3e-6)
 
 
 def test_programs_inside_are_not_masked():

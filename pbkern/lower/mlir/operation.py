@@ -192,6 +192,14 @@ class Operation:
             result=self.result, count=self.count, attributes=self.attributes,
         )  # fmt: skip
 
+    def with_operand(self, number: int, name: str) -> Operation:
+        """This operation with another operand."""
+        operands = (*self.operands[:number], name, *self.operands[number + 1 :])
+        return Operation(
+            self.name, operands, self.types, self.syntax, self.regions, self.arguments,
+            result=self.result, count=self.count, attributes=self.attributes,
+        )  # fmt: skip
+
     def renamed(self, renaming: Callable[[Operation], Callable[[str], str]]) -> Operation:
         """This operation with other names, also within.
 

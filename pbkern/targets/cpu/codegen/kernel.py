@@ -90,6 +90,7 @@ class KernelLowering(ProgramText):
             contract=options.contract,
             math=functions,
             pins=options.avx512,
+            most_constants=options.vectors.registers if options.avx2 and not options.avx512 else 0,
             budget=budget,
         )
         self.emitter = CpuNestEmitter(self.text, options.vectors, name)
