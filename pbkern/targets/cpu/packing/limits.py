@@ -63,7 +63,7 @@ class PackLimits:
     strip_share: int = threshold(
         4,
         "parts of the second cache, of which one holds a strip of rows. Measured on Zen 3, one thread, float32, 9000 x 300 x "
-        "64, ms in strips and in one: a @ b 7.0 and 7.9, a @ b.T 6.9 and 7.6, a.T @ b 5.6 and 6.6, a.T @ b.T 5.2 and 9.2",
+        "64, ms in strips and in one: a.T @ b 5.6 and 6.6, a.T @ b.T 5.2 and 9.2",
     )
     fewest_strip_rows: int = threshold(24, "rows of a strip, at least. Not measured")
     fewest_stripped_rows: int = threshold(

@@ -12,9 +12,6 @@ from .steps import vectors_along
 
 # Multiply-adds that are under way at once; two begin in a cycle. Source: not recorded.
 PRODUCTS_UNDER_WAY = 8
-# Multiply-adds of a step from which on they begin at the full rate. Tiles of as many as are under way lose what any delay
-# costs. Measured on Zen 3, 128 x 512 by 512 x 64, tiles of 4 x 2 and 4 x 3 vectors: 0.82 of the time for 0.67 of the products.
-PRODUCTS_AT_FULL_RATE = 10
 # Cycles that a step of a loop costs beside its multiply-adds. Source: not recorded.
 STEP_CYCLES = 0.35
 # Cycles of adding up a vector's lanes by itself. Source: not recorded.
@@ -57,7 +54,7 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
             max(
                 products,
                 sum(loads(operand, tile, vectors) for operand in operands),
-                PRODUCTS_AT_FULL_RATE if products < PRODUCTS_AT_FULL_RATE else 0,
+                PRODUCTS_UNDER_WAY if products < PRODUCTS_UNDER_WAY else 0,
             )
             / 2
             + STEP_CYCLES
@@ -111,18 +108,14 @@ def tiled_cycles(size: int, tile: int, cost) -> float:
 
 
 def step_cycles(rows: int, vectors: int, is_near: bool = True) -> float:
-    """Cycles of one reduction step of a tile: two FMAs and two loads per cycle, plus loop overhead.
+    """Cycles of one reduction step of a tile: two FMAs and two loads per cycle, plus loop overhead; FMA latency 4.
 
     `is_near`: whether the rows that are broadcast stay in the first cache. Loads of those that evict one another go to
     the second one.
     """
     products, loads = rows * vectors, rows if is_near else 2 * rows
     return (
-        max(
-            products,
-            loads + vectors,
-            PRODUCTS_AT_FULL_RATE if products < PRODUCTS_AT_FULL_RATE else 0,
-        )
+        max(products, loads + vectors, PRODUCTS_UNDER_WAY if products < PRODUCTS_UNDER_WAY else 0)
         / 2
         + STEP_CYCLES
     )
