@@ -71,7 +71,8 @@ def _quads(nest: Nest, streamed: Expr, stationary: Expr, context) -> WordsInPlac
     along, still = words
     types = streamed.args[0].dtype, stationary.args[0].dtype
     instruction = word_product(context.options, (UINT8, INT8), reduction.dtype)
-    flips = types[0] == types[1] and instruction.name == VPDPBUSD.name
+    is_quad = instruction is not None and instruction.name == VPDPBUSD.name
+    flips = types[0] == types[1] and is_quad
     if types[0] == types[1] and not flips:
         instruction = word_product(context.options, types, reduction.dtype)
     if instruction is None:
