@@ -139,11 +139,16 @@ def _agrees(w: Workload, peer: str, got: list, arguments: list) -> bool:
 
 
 def interleaved(calls: dict[str, Callable], rounds: int, seconds: float) -> dict[str, Timing]:
-    """Calls each in turn, at least three rounds and at most `rounds` or `seconds`."""
+    """Calls each in turn, at least three rounds and at most `rounds` or `seconds`, every second round in reverse.
+
+    pbkern and jax.jit read the same arrays, other peers copies: always in one order, the one behind the other would find
+    them in the caches, and the first never.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     begin, done = time.perf_counter(), 0
     while done < 3 or (done < rounds and time.perf_counter() - begin < seconds):
-        for name, call in calls.items():
+        in_order = list(calls.items())
+        for name, call in reversed(in_order) if done % 2 else in_order:
             if done >= 2 and min(times[name]) > HOPELESS * min(times["pbkern"]):
                 continue
             time.sleep(PAUSE)
