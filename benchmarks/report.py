@@ -291,8 +291,9 @@ before it was timed: at small shapes against NumPy in float64, at full size agai
 Times are minimum / median in milliseconds of calls that take turns in one process, every second round in reverse; a call
 includes making its result, a new array. The limit is max(flops / peak, compulsory bytes / bandwidth) of the machine, and
 "of the limit" compares it with pbkern's minimum. "best / pbkern" compares minimums with the fastest peer: above 1, pbkern
-is faster. Minimums are compared because other work on the machine disturbs them least. A peer that is more than {HOPELESS} times slower was called
-twice only. "AMD EPYC, as znver4" is a processor for which code and cost model are those of LLVM's znver4 (Zen 4).
+is faster. Minimums are compared because other work on the machine disturbs them least. A peer that is more
+than {HOPELESS} times slower was called twice only. "AMD EPYC, as znver4" is a processor for which code and cost model are those
+of LLVM's znver4 (Zen 4).
 The table below has geometric means of such ratios, and the workloads whose ratio is below 0.95.
 
 {summary(records)}"""
