@@ -433,7 +433,7 @@ class Text:
         }
 
     def _put_addends_in_memory(self, block: Block, inner: Block) -> None:
-        """Has constants that a loop's multiply-adds add, such as coefficients, in memory, where constants fill the registers.
+        """Moves constants that a loop's multiply-adds add, such as coefficients, to memory, where constants fill the registers.
 
         x86 takes an addend from memory in the instruction that adds it. LLVM would load all constants before the loop and
         keep on the stack what does not fit the registers, values of the loop too, until few points are under way at once.

@@ -191,37 +191,11 @@ def _row_strips(
     None where the first cache holds all panels or the second one does not, where it does not hold a panel beside rows, and
     where vectors are whole lines.
     """
-    options, pool = context.options, context.pool
-    rows = [
-        dim
-        for dim, size in nest.dims.items()
-        if size > 1 and dim not in nest.rdims and dim != vector
-    ]
-    reduced = {rdim for rdim in nest.rdims if nest.dims[rdim] > 1}
-    if len(rows) != 1 or rows[0] in streamed.symbols or not reduced <= streamed.symbols:
+    sizes = _strip_sizes(nest, vector, streamed, stationary, depth, context, limits)
+    if sizes is None:
         return None
-    if not all(isinstance(arg, Load) and not is_expensive(arg) for arg in (streamed, stationary)):
-        return None
-    (row,), row_bytes = rows, depth * nest.reductions[0].dtype.itemsize
-    lanes = options.vectors.bits // (8 * nest.reductions[0].dtype.itemsize)
-    if nest.dims[vector] < 2 * lanes:
-        return None
-    # Columns that fill no vector have a panel of their own.
-    filled = part(nest, vector, Affine(), nest.dims[vector] // lanes * lanes, pool)
-    width, tile = contraction_tile(filled, vector, options.vectors, has_far_rows=False)
-    height = tile.jam.get(row, 1)
-    length = options.l2_bytes // limits.strip_share // row_bytes // height * height
-    if (
-        not _has_parts_of_lines(context)
-        or not options.l1_bytes
-        < row_bytes * nest.dims[vector]
-        <= options.l2_bytes // limits.panel_share
-        or row_bytes * width > options.l1_bytes * limits.near_panel // 100
-        or length < limits.fewest_strip_rows
-        or nest.dims[row] < limits.fewest_stripped_rows
-        or nest.dims[vector] < 2 * width
-    ):
-        return None
+    row, width, height, length = sizes
+    pool = context.pool
     panels = _Panels(nest, streamed, vector, {}, context, limits, None)
     full, left = divmod(nest.dims[vector], width)
     places: list[tuple[Affine, int, int]] = [(Affine(), full, width)] + (
@@ -246,6 +220,50 @@ def _row_strips(
     strips = For(counter, count, tuple(strip(Affine.symbol(counter, length), length)))
     last = strip(Affine((), count * length), rest) if rest else []
     return [*(copy for copy, _ in copies), strips, *last]
+
+
+def _strip_sizes(
+    nest: Nest,
+    vector: str,
+    streamed: Expr,
+    stationary: Expr,
+    depth: int,
+    context,
+    limits: PackLimits,
+) -> tuple[str, int, int, int] | None:
+    """(dimension of rows, columns of a panel, rows of a register tile, rows of a strip at most), where strips pay."""
+    options = context.options
+    rows = [
+        dim
+        for dim, size in nest.dims.items()
+        if size > 1 and dim not in nest.rdims and dim != vector
+    ]
+    reduced = {rdim for rdim in nest.rdims if nest.dims[rdim] > 1}
+    if len(rows) != 1 or rows[0] in streamed.symbols or not reduced <= streamed.symbols:
+        return None
+    if not all(isinstance(arg, Load) and not is_expensive(arg) for arg in (streamed, stationary)):
+        return None
+    (row,), row_bytes = rows, depth * nest.reductions[0].dtype.itemsize
+    lanes = options.vectors.bits // (8 * nest.reductions[0].dtype.itemsize)
+    if nest.dims[vector] < 2 * lanes:
+        return None
+    # Columns that fill no vector have a panel of their own.
+    filled = part(nest, vector, Affine(), nest.dims[vector] // lanes * lanes, context.pool)
+    width, tile = contraction_tile(filled, vector, options.vectors, has_far_rows=False)
+    height = tile.jam.get(row, 1)
+    length = options.l2_bytes // limits.strip_share // row_bytes // height * height
+    if (
+        not _has_parts_of_lines(context)
+        or not options.l1_bytes
+        < row_bytes * nest.dims[vector]
+        <= options.l2_bytes // limits.panel_share
+        or row_bytes * width > options.l1_bytes * limits.near_panel // 100
+        or length < limits.fewest_strip_rows
+        or nest.dims[row] < limits.fewest_stripped_rows
+        or nest.dims[vector] < 2 * width
+    ):
+        return None
+    return row, width, height, length
 
 
 def _has_parts_of_lines(context) -> bool:
