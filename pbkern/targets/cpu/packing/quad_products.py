@@ -45,7 +45,7 @@ def quad_products(nest: Nest, streamed: Expr, stationary: Expr, context) -> Word
     """None if the operands are not of 8 bits each, or not a multiple of four deep."""
     k_dim = depth_dim(nest, stationary, QUAD)
     instruction = word_product(context.options, (UINT8, INT8), nest.reductions[0].dtype)
-    if instruction is None or instruction.name != VPDPBUSD.name or k_dim is None:
+    if instruction is not VPDPBUSD or k_dim is None:
         return None  # bytes that are widened are packed in pairs
     if not all(
         is_narrow_integer(operand) and operand.args[0].dtype.itemsize == 1

@@ -71,8 +71,7 @@ def _quads(nest: Nest, streamed: Expr, stationary: Expr, context) -> WordsInPlac
     along, still = words
     types = streamed.args[0].dtype, stationary.args[0].dtype
     instruction = word_product(context.options, (UINT8, INT8), reduction.dtype)
-    is_quad = instruction is not None and instruction.name == VPDPBUSD.name
-    flips = types[0] == types[1] and is_quad
+    flips = types[0] == types[1] and instruction is VPDPBUSD
     if types[0] == types[1] and not flips:
         instruction = word_product(context.options, types, reduction.dtype)
     if instruction is None:
