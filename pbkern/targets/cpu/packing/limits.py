@@ -10,7 +10,7 @@ from pbkern.core.passes import threshold
 class PackLimits:
     """When an operand is copied, a product cut into runs, or vectors moved to another dimension."""
 
-    # Panels (panels.py)
+    # Panels (panels/panels.py)
     panel_reuse: int = threshold(
         8,
         "points that share an element before a panel of it pays. Measured on Zen 3, float32, 12 x 1000 x 517: 0.23 ms with "
@@ -59,7 +59,7 @@ class PackLimits:
         "rows between a load of those and what it asks for. Measured on Zen 4, 64 x 512 x 4096: 8 to 32 take the same time, 64 "
         "take 7 % longer, without prefetches 10 %",
     )
-    # Strips of rows (panels.py)
+    # Strips of rows (panels/row_strips.py)
     strip_share: int = threshold(
         4,
         "parts of the second cache, of which one holds a strip of rows. Measured on Zen 3, one thread, float32, 9000 x 300 x "
@@ -78,7 +78,7 @@ class PackLimits:
         "columns that are transposed a block of rows at a time: a line of each in the first cache. Measured on Zen 3, float32, "
         "a.T @ a of 5000 x 100, whose 100 columns are transposed in ten parts: 1.6 ms so, 1.9 a vector of columns at a time",
     )
-    # Runs of deep products (depth_runs.py)
+    # Runs of deep products (panels/depth_runs.py)
     panel_share: int = threshold(
         2,
         "parts of the second cache, of which one holds a panel that is read once for each tile of rows, beside those rows",

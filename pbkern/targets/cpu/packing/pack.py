@@ -13,7 +13,7 @@ from pbkern.targets.cpu.schedule.nest_schedule import schedule_so_far
 
 from .limits import PackLimits
 from .operand_copies import OperandCopies
-from .panels import pack
+from .products import pack
 from .row_tiling import tile_rows
 
 

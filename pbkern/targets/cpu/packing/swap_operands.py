@@ -7,7 +7,7 @@ Before -> after, a convolution with channels first:
 
 Rows of images are short: of 7 pixels, 16 lanes lose more than half, of 28 an eighth. Channels fill
 them. What is contiguous along the wrong dimension is transposed twice for that: one operand while
-it is packed into panels (panels.py), and the results.
+it is packed into panels (panels/panels.py), and the results.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pbkern.targets.costs.caches import TRANSPOSE_CYCLES
 from pbkern.targets.cpu.schedule.register_tiles.choice import choose, contraction_tile
 from pbkern.targets.cpu.schedule.register_tiles.prices import is_product, product_cycles
 
-from .depth_runs import longest_run, product_along, summed_in_scratch
 from .limits import PackLimits
 from .operand_copies import OperandCopies, copy_dtype, stage
+from .panels.depth_runs import longest_run, product_along, summed_in_scratch
 
 
 def swapped_operands(

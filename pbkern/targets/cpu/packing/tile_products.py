@@ -28,7 +28,6 @@ from pbkern.lower.nest.tiles.instructions import ProductInstruction
 from pbkern.targets.cpu.schedule.instructions import BFLOAT16, TILE_ROWS, tile_product
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 
-from .depth_runs import in_depth_runs
 from .limits import PackLimits
 from .pair_products import (
     INT32,
@@ -38,6 +37,7 @@ from .pair_products import (
     joined_word,
     word_in_place,
 )
+from .panels.depth_runs import in_depth_runs
 
 # Tiles beside each other that one step computes, in rows and in columns: four of results and two of each operand fill the
 # eight registers.

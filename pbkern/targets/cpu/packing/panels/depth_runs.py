@@ -20,8 +20,7 @@ from pbkern.lower.grid import block_shift
 from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.edit.unroll import with_results
 from pbkern.lower.nest.ir import Accumulator, Buf, For, Nest, Stmt, Store
-
-from .limits import PackLimits
+from pbkern.targets.cpu.packing.limits import PackLimits
 
 
 def is_deep(nest: Nest, depth: int, width: int, staged: bool, context, limits: PackLimits) -> bool:
