@@ -94,29 +94,30 @@ def obstacle(jaxpr: jex.ClosedJaxpr) -> str:
     unnamed = content(jaxpr).unnamed
     if unnamed:
         return f"nothing tells whether {', '.join(unnamed)} in another process does the same"
-    axes = _axes_of_surroundings(jaxpr.jaxpr)
+    axes = _axes_of_surroundings(jaxpr)
     if axes:
         return f"it communicates along {', '.join(sorted(axes))}, which its surroundings define"
     return "it has effects" if jaxpr.effects else ""
 
 
-def _axes_of_surroundings(jaxpr: jex.Jaxpr) -> set[str]:
+@_jax.cached_by_jaxpr_alone
+def _axes_of_surroundings(closed: jex.ClosedJaxpr) -> frozenset[str]:
     """Names of axes along which equations communicate, without those that an equation around them defines.
 
     JAX's effects name most of them, but not those of ppermute.
     """
     axes: set[str] = set()
-    for eqn in jaxpr.eqns:
+    for eqn in closed.jaxpr.eqns:
         names = eqn.params.get("axis_name", eqn.params.get("axes", ()))
         names = names if isinstance(names, tuple | list) else (names,)
         named = {name for name in names if isinstance(name, str)}
         bodies = list(inner_jaxprs(eqn))
         if bodies:  # shard_map and pmap define what they name
             defined = named.union(getattr(eqn.params.get("mesh"), "axis_names", ()))
-            axes |= set().union(*(_axes_of_surroundings(body.jaxpr) for body in bodies)) - defined
+            axes |= set().union(*map(_axes_of_surroundings, bodies)) - defined
         else:
             axes |= named
-    return axes
+    return frozenset(axes)
 
 
 @functools.cache
