@@ -65,6 +65,7 @@ from pbkern.fuse.loops.full_unrolling import UnrollLoops
 from pbkern.fuse.loops.induction_variables import count_loops, walk_counters
 from pbkern.fuse.loops.invariant_hoisting import HoistInvariants
 from pbkern.fuse.loops.mask_sinking import SinkMasks
+from pbkern.fuse.loops.updated_slices import SlicesToCarries
 from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.partition.donation import donated_pairs, use_donated
 from pbkern.fuse.partition.passes import KERNEL_PASSES, WHOLE_PASSES, partition
@@ -174,6 +175,11 @@ FUSE_PASSES = (
         "choose pieces",
         GathersToSelects(),
         "gathers of few pieces are selects, which fuse",
+    ),
+    Pass(
+        "slices to carries",
+        SlicesToCarries(),
+        "an update of few places of a slice copies nothing else",
     ),
     Pass("drop dead carries", _of_jaxpr(drop_dead_carries), "loops carry what somebody reads"),
     Pass(

@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import pbkern
 from pbkern.api.measured import measure
@@ -137,6 +138,16 @@ def test_larger_kernels_take_longer():
     f = pbkern.jit(lambda x: jnp.exp(jnp.sin(x)))
     small, large = (f.explain(f32(n, 1024), measure=True).kernels[0].measured for n in (64, 4096))
     assert large > 4 * small
+
+
+def test_updates_in_place_are_priced_and_measured_by_what_they_touch():
+    """A row of an array of 64 MB: a copy of it takes milliseconds, as does its price."""
+    f = pbkern.jit(lambda x, row, at: lax.dynamic_update_slice(x, row, (at, 0)), donate_argnums=0)
+    types = f32(16384, 1024), f32(1, 1024), jax.ShapeDtypeStruct((), jnp.int32)
+    (update,) = f.explain(*types, measure=True).kernels
+    assert update.cost.bytes_moved < 20_000
+    assert update.cost.seconds < 1e-4
+    assert update.measured < 2e-3
 
 
 def test_the_command_measures(tmp_path, capsys):

@@ -25,8 +25,8 @@ from pbkern.fuse.simplify.driver import CONTROL
 
 
 @dataclass(frozen=True)
-class UpdateLimits:
-    """Which updates are small enough to be a step of their own, and which copies to be made in each step of a loop."""
+class SmallUpdates:
+    """Which updates are small enough to be a step of their own."""
 
     few_updates: int = threshold(
         1 << 14, "elements that are updated in one program: several take longer to start"
@@ -36,6 +36,22 @@ class UpdateLimits:
         "elements of an array for each in its window: a larger window is updated by arithmetic on "
         "the whole, which fuses. Source: not recorded",
     )
+
+    def has(self, eqn) -> bool:
+        """Whether an equation changes few elements of its first operand to make its result."""
+        if eqn.primitive.name in SCATTERS:
+            few = array_aval(eqn.invars[2]).size <= self.few_updates
+            return few and scatter_combines(eqn) is not None
+        if eqn.primitive.name != "dynamic_update_slice":
+            return False
+        window, whole = (array_aval(var).size for var in eqn.invars[1::-1])
+        return 0 < window <= self.few_updates and window * self.least_share <= whole
+
+
+@dataclass(frozen=True)
+class UpdateLimits(SmallUpdates):
+    """Which updates are steps of their own, and which copies to be made in each step of a loop."""
+
     most_copied_bytes: int = threshold(
         1 << 14,
         "bytes of what a step of a loop copies to scatter into it, at most: XLA copies nothing, but takes as long to begin one "
@@ -111,19 +127,8 @@ class InPlaceUpdates:
 
     def operand(self, eqn, result: jex.Var) -> jex.Var | None:
         """The operand of which `eqn` changes few elements to make `result`."""
-        name, at = eqn.primitive.name, None
-        if name in SCATTERS:
-            few = array_aval(eqn.invars[2]).size <= self.limits.few_updates
-            at = 0 if few and scatter_combines(eqn) is not None else None
-        elif name == "dynamic_update_slice":
-            window, whole = (array_aval(var).size for var in eqn.invars[1::-1])
-            at = (
-                0
-                if 0 < window <= self.limits.few_updates
-                and window * self.limits.least_share <= whole
-                else None
-            )
-        elif name in CONTROL:
+        at = 0 if self.limits.has(eqn) else None
+        if eqn.primitive.name in CONTROL:
             key = id(eqn), eqn.outvars.index(result)
             if key not in self.known:
                 self.known[key] = self._updated_by_bodies(eqn, key[1])

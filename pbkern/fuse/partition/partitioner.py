@@ -18,6 +18,7 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
+from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import MAX_EXTENT, NeedsWhole, is_long, rules
@@ -399,7 +400,26 @@ class Partitioner:
         if schedule is None:
             return None, "the model has no price"
         place = [var for var, _ in schedule.requests.inputs].index(operand)
-        return replace(schedule, aliases=((place, 0),)), ""
+        cost = self.cost_of_window(schedule.cost, update)
+        return replace(schedule, aliases=((place, 0),), cost=cost), ""
+
+    def cost_of_window(self, cost: Cost, update) -> Cost:
+        """The price of an update that reads and stores its window alone, from that of a copy of the whole array."""
+        window = update.invars[1] if update.primitive.name not in SCATTERS else update.invars[2]
+        whole, changed = nbytes(update.outvars[0].aval), nbytes(window.aval)
+        moved = max(cost.bytes_moved - 2 * (whole - changed), 0)
+        share = moved / max(cost.bytes_moved, 1)
+        start = self.machine.launch_seconds + self.machine.program_seconds
+        return replace(
+            cost,
+            seconds=start + max(cost.seconds - start, 0.0) * share,
+            compute=cost.compute * share,
+            memory=cost.memory * share,
+            bytes_moved=moved,
+            flops=cost.flops * share,
+            working_set=min(cost.working_set, moved),
+            limit=cost.limit * share,
+        )
 
     def grown(
         self,
