@@ -59,6 +59,7 @@ class BuildOptions:
       sort_scratch: what other lines need beside themselves to be sorted.
       scatter_strip: updates of one element that are made together before they are combined one by
         one; 0: each by itself.
+      scatter_row_bytes: results from this size on take all updates row by row, where windows are columns; 0: none does.
       fetch_ahead: updates between one and the window that it asks for by a Prefetch; 0: there are
         none.
       fetch_bytes: results of a scatter from this size on are asked for.
@@ -89,6 +90,7 @@ class BuildOptions:
     short_line_operations: int = 1600
     sort_scratch: SortScratch = NoScratch()
     scatter_strip: int = 0
+    scatter_row_bytes: int = 0
     fetch_ahead: int = 0
     fetch_bytes: int = 0
     cut_bytes: int = 1

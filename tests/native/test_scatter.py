@@ -1,5 +1,7 @@
 """Scatters as machine code equal NumPy's, whatever the shapes, types, modes and blocks."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +10,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from pbkern import jit
 from pbkern.fuse.tiling import block_search
 from pbkern.lower.rules.coverage import supports
+from pbkern.targets.cpu.machines.detect import detected_machine
 from tests.fuse import checking
 from tests.fuse.checking import random_blocks
 from tests.fuse.test_scatter import CASES, LOOPS, MANY, STEPS
+from tests.lowered import lowered
 
 from .running import native_program
 
@@ -172,3 +177,73 @@ def test_wide_and_unsigned_indices(monkeypatch):
                         index,
                         v,
                     )
+
+
+COLUMNS = {
+    "add": lambda x, i, v, mode: x.at[:, i].add(v, mode=mode),
+    "set": lambda x, i, v, mode: x.at[:, i].set(v, mode=mode),
+    "max": lambda x, i, v, mode: x.at[:, i].max(v, mode=mode),
+    "made": lambda x, i, v, mode: x.at[:, i].add(jnp.sin(v), mode=mode),
+    "made set": lambda x, i, v, mode: x.at[..., i].set(v * v, mode=mode),
+    "turned": lambda x, i, v, mode: x.at[:, i].add(v.T.copy().T, mode=mode),
+}
+OF_COLUMNS = {
+    "add": np.add,
+    "set": lambda old, new: new,
+    "max": np.maximum,
+    "made": lambda old, new: old + np.sin(new),
+    "made set": lambda old, new: new * new,
+    "turned": np.add,
+}
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("mode", ["drop", "clip"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "uint8"])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_that_updates_name(name, dtype, mode):
+    """Many columns, some of them twice, outside or counted from the end, of a result that leaves the nearest cache."""
+    rng = np.random.default_rng(7)
+    kind = np.dtype(dtype)
+    if kind.kind == "u" and name == "made":
+        pytest.skip("no sine of integers")
+    draw = rng.standard_normal if kind.kind == "f" else lambda shape: rng.integers(0, 15, shape)
+    x, v = draw((67, 1003)).astype(kind), draw((67, 150)).astype(kind)
+    index = rng.integers(-1003, 1100, 150).astype(np.int32)
+    index[40:60] = index[:20]
+    want = x.astype(np.float64 if kind.kind == "f" else kind)
+    for k, column in enumerate(np.where(index < 0, index + 1003, index)):
+        if column < 1003 or mode == "clip":
+            at = min(column, 1002)
+            want[:, at] = OF_COLUMNS[name](want[:, at], v[:, k].astype(want.dtype))
+    with jax.enable_x64(kind == np.float64):
+        got = np.asarray(jit(lambda x, i, v: COLUMNS[name](x, i, v, mode))(x, index, v))
+    assert got.dtype == kind
+    tolerance = {2: 1e-2, 4: 1e-5, 8: 1e-12}.get(kind.itemsize, 0)
+    np.testing.assert_allclose(got.astype(want.dtype), want, rtol=tolerance, atol=tolerance)
+
+
+def test_rows_take_all_updates_of_columns_in_turn():
+    """Updates that are computed are made in vectors; where a near result or its updates want columns, these stay."""
+    index = np.zeros(400, np.int32)
+
+    def updates(f, *args):
+        return [line for line in lowered(f, *args).splitlines() if line.lstrip().startswith("for ")]
+
+    def add(x, i, v):
+        return x.at[:, i].add(jnp.sin(v))
+
+    wide, near = np.ones((64, 1000), np.float32), np.ones((8, 30), np.float32)
+    assert len(updates(add, wide, index, wide[:, :400])) == 2
+    assert len(updates(add, near, index, np.ones((8, 400), np.float32))) == 1
+    assert len(updates(lambda x, i, v: x.at[:, i].add(v.T), wide, index, wide.T[:400])) == 1
+
+
+def test_elements_of_float16_do_not_wait_for_one_another():
+    """A load into the lowest lane of a register waits for the others, so elements come by general registers."""
+    if not detected_machine().avx2:
+        pytest.skip("the processor has no AVX2")
+    x, index = np.ones((64, 1000), np.float16), np.zeros(300, np.int32)
+    text = jit(lambda x, i: x.at[i].add(1)).as_text(x[0], index, stage="asm")
+    assert "vcvtph2ps" in text
+    assert not re.search(r"vpinsrw.*\(", text)

@@ -4,7 +4,7 @@
 
 The names are those of functions in lower/math/exp_log.py and lower/math/erf.py that ask: exp, exp2,
 rsqrt, tanh, log, log1p, erf, erfc, and erfcx, which is exp(x**2) erfc(x) for x >= 0. bf16 rounds to nearest even, keeps
-subnormals and NaN.
+subnormals and NaN. loaded_f16 takes one float16 that was loaded, and gives it back as the target wants it in a register.
 """
 
 from __future__ import annotations

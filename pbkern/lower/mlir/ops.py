@@ -592,6 +592,8 @@ class Builder:
         el = compute_el(dtype)
         if el == "i1":
             return self.cmp("ne", x, self.c(0, x.el)) if x.el != "i1" else x
+        if x.el == "f16" and not x.lanes and (loaded := self.math.lookup("loaded_f16", "f32")):
+            x = loaded(self, x)
         return self.float_resize(x, el) if is_float(el) else x
 
     def to_storage(self, x: Ssa, dtype) -> Ssa:

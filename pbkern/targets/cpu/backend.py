@@ -62,6 +62,7 @@ class CpuBackend:
             amx_int8=machine.amx_int8,
             asymmetric_minima=machine.asymmetric_minima,
             l1_bytes=machine.l1_bytes,
+            scatter_row_bytes=machine.l1_bytes,
             l1_ways=machine.l1_ways,
             l2_bytes=machine.l2_bytes,
             # With its operands and what others keep there, such a result leaves the last-level

@@ -12,7 +12,7 @@ from pbkern.lower.mlir.ops import Builder, Ssa
 from . import avx2, avx512
 from .exponentials import exp2_by_table, exp_by_table
 from .lookup_tables import by_pieces, log1p_by_table, log_by_table, odd_by_pieces
-from .registers import in_registers
+from .registers import in_general_register, in_registers
 
 Function = Callable[[Builder, Ssa], Ssa]
 
@@ -38,6 +38,10 @@ OF_F64 = {name: OF_F32[name] for name in ("exp", "exp2")}
 OF_AVX2: dict[str, Function] = {
     "erf": _whole(partial(odd_by_pieces, name="erf_of_8"), avx2.AVX2_BITS)
 }
+
+
+# Whichever vectors there are: it is one element.
+OF_F32["loaded_f16"] = OF_AVX2["loaded_f16"] = in_general_register
 
 
 class Avx512Math:
