@@ -71,7 +71,8 @@ class PackLimits:
     )
     near_panel: int = threshold(
         75,
-        "percent of the first cache that a panel of strips fills at most, beside rows. Not measured",
+        "percent of the first cache that a panel of strips, or a group whose results go far, fills at most, beside rows. Not "
+        "measured",
     )
     most_block_columns: int = threshold(
         256,

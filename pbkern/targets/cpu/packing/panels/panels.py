@@ -35,6 +35,7 @@ from pbkern.targets.cpu.schedule.nest_schedule import final_schedule, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.schedule.register_tiles.choice import choose, contraction_tile
 
+from .broadcast_operand import has_parts_of_lines
 from .far_rows import row_bytes
 
 
@@ -64,7 +65,12 @@ def in_panels(
         width = nest.dims[vector]
     full, rest = divmod(nest.dims[vector], width)
     panels = ProductPanels(nest, streamed, vector, counters, context, limits, shift)
-    size = 1 if panels.filled_by else _group_size(streamed, vector, full, limits.most_panels)
+    if panels.filled_by:
+        size = 1
+    elif (near := min(panels.most_near(width), full)) > 1:
+        size = even_part(near, full)
+    else:
+        size = _group_size(streamed, vector, full, limits.most_panels)
     stmts: list[Stmt] = []
     if full // size:
         group = context.names("%i")
@@ -264,7 +270,10 @@ class ProductPanels:
         counter, product = with_panel()
         row, tile = next(iter(final_schedule(product).jam.items()), ("", 1))
         rows, most = product.dims.get(row, 1), self._block_rows(row) // tile * tile
-        if rows <= most or most < self.limits.fewest_block_tiles * tile:
+        fewest = self.limits.fewest_block_tiles * tile
+        if count <= self.most_near(width):
+            most = fewest = tile
+        if rows <= most or most < fewest:
             return [For(counter, count, (product,))]
         blocks, rest = divmod(rows, most)
         block = self.context.names("%i")
@@ -275,6 +284,19 @@ class ProductPanels:
             last = part(product, row, Affine((), rows - rest), rest, self.pool)
             out.append(For(counter, count, (last,)))
         return out
+
+    def most_near(self, width: int) -> int:
+        """Panels of a group that stays in the first cache, each tile of rows taking them in turn; 0 where results stay near.
+
+        Panel by panel, each row of results would be stored a line at a time, in pages of their own. Measured on Zen 3, one
+        thread, 2048 x 32 by 32 x 2048: 4.5 ms, and 3.7 so; with the second operand transposed 5.1 and 3.5.
+        """
+        is_stored_far = any(is_far(store.buf) for store in self.nest.stores)
+        if not is_stored_far or not has_parts_of_lines(self.context):
+            return 0
+        depth = math.prod(self.nest.dims[rdim] for rdim in self.reduced)
+        near = self.context.options.l1_bytes * self.limits.near_panel // 100
+        return min(near // (depth * width * self.streamed.dtype.itemsize), self.limits.most_panels)
 
     def _block_rows(self, row: str) -> int:
         """Rows of the other operand that panels of a group are multiplied with in turn; 0: all of them."""
