@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from pbkern._jax import current_line
@@ -65,9 +66,27 @@ class CheckedParams:
         )
         object.__setattr__(self, name, tuple(value))
 
+    def _check_choice(self, name: str, choices: Sequence[str]) -> None:
+        """One of `choices`, as a string, or as the member of an enumeration that has its name."""
+        object.__setattr__(self, name, chosen := _name_of_member(getattr(self, name)))
+        self._check(name, chosen in choices, " or ".join(map(repr, choices)))
+
     def _check_semantics(self) -> None:
+        """Check `dimension_semantics`: strings, or members of Pallas's enumerations, whose names are in capitals."""
+        given = self.dimension_semantics  # type: ignore[attr-defined]  # a field of each subclass that asks for this check
+        if isinstance(given, Sequence) and not isinstance(given, str):
+            names = tuple(
+                _name_of_member(entry).lower() if isinstance(entry, Enum) else entry
+                for entry in given
+            )
+            object.__setattr__(self, "dimension_semantics", names)
         allowed = f"a sequence of {', '.join(map(repr, SEMANTICS))}"
         self._check_sequence("dimension_semantics", lambda entry: entry in SEMANTICS, allowed)
+
+
+def _name_of_member(value: Any) -> Any:
+    """The name of an enumeration's member; another value as it is."""
+    return value.name if isinstance(value, Enum) else value
 
 
 def is_count(value: Any, low: int = 1) -> bool:

@@ -116,6 +116,40 @@ def test_special_values(name, z, want):
     )
 
 
+def test_hyperbolic_functions_are_finite_where_only_one_factor_overflows():
+    """e^|a| is beyond the largest number, its product with a sine or a cosine is not."""
+    z = np.array([100 + 1e-20j, -100 + 1e-20j, -90 + 1j, 89.2 - 1.5j], np.complex64)
+    got = pbkern.jit(
+        lambda z: [jnp.sinh(z), jnp.cosh(z), jnp.sin(z * 1j), jnp.cos(lax.complex(-z.imag, z.real))]
+    )(z)
+    wide = z.astype(np.complex128)
+    want = [np.sinh(wide), np.cosh(wide), np.sin(1j * wide), np.cos(1j * wide)]
+    for g, w in zip(got, want, strict=True):
+        with np.errstate(over="ignore"):
+            w = w.astype(np.complex64)
+        np.testing.assert_allclose(np.real(g), w.real, rtol=2e-5)
+        np.testing.assert_allclose(np.imag(g), w.imag, rtol=2e-5)
+
+
+ZEROS = {
+    "square": [complex(-1, 1), complex(-1, -1), complex(2, -2), complex(-0.0, 0.0), complex(-0.0, -0.0), complex(0.5, 3)],
+    "cosh": [complex(a, b) for a in (0.0, -0.0, 2, -2) for b in (0.0, -0.0, 4, -4, 1, -1)],
+    "cos": [complex(a, b) for a in (0.0, -0.0, 4, -4, 1, -1) for b in (0.0, -0.0, 2, -2)],
+    "sinh": [complex(a, b) for a in (0.0, -0.0, 4, -4) for b in (0.0, -0.0, 4)],
+    "tanh": [complex(a, b) for a in (300, -300) for b in (2.5, -2.5, 1, -1, 0.0, -0.0)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_signs_of_zeros_are_those_of_numpy(name):
+    z = np.array(ZEROS[name], np.complex64)
+    got = np.asarray(pbkern.jit(getattr(lax, name))(z))
+    want = getattr(np, name)(z)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_array_equal(np.signbit(got.real), np.signbit(want.real))
+    np.testing.assert_array_equal(np.signbit(got.imag), np.signbit(want.imag))
+
+
 SPECIAL = pbkern.jit(lambda z: {name: getattr(lax, name)(z) for name in FUNCTIONS})
 
 

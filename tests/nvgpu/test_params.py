@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plt
 
 import pbkern
+import pbkern.cpu
 from pbkern.errors import OptionError, ScheduleError, TargetError
 from pbkern.frontends.pallas.params import thread_params
 from pbkern.targets import get_target
@@ -29,6 +31,22 @@ def test_bad_values_are_named(field):
 def test_unknown_fields_are_named():
     with pytest.raises(OptionError, match="did you mean `num_warps`"):
         pbkern.nvgpu.CompilerParams(num_warp=4)
+
+
+def test_members_of_pallas_enumerations_stand_for_their_names():
+    given = pbkern.nvgpu.CompilerParams(
+        lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+        dimension_semantics=[pltpu.PARALLEL, pltpu.ARBITRARY, "sequential"],
+    )
+    assert given == pbkern.nvgpu.CompilerParams(
+        lowering_semantics="Warpgroup",
+        dimension_semantics=("parallel", "arbitrary", "sequential"),
+    )
+    on_cpu = pbkern.cpu.CompilerParams(dimension_semantics=(pltpu.PARALLEL,))
+    assert on_cpu.dimension_semantics == ("parallel",)
+    for field in ("lowering_semantics", "dimension_semantics"):
+        with pytest.raises(OptionError, match=f"field `{field}` has a bad value"):
+            pbkern.nvgpu.CompilerParams(**{field: pltpu.CORE_PARALLEL})
 
 
 def kernel(**params):

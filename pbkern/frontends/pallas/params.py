@@ -236,10 +236,6 @@ def thread_params(params: Any, semantics: Any) -> dict[str, NvidiaParams | AmdPa
             for name in names
             if (value := getattr(params, name, None)) is not None and value != defaults[name]
         }
-        if "lowering_semantics" in given:
-            given["lowering_semantics"] = getattr(
-                given["lowering_semantics"], "name", given["lowering_semantics"]
-            )
         if "dimension_semantics" in given:
             given["dimension_semantics"] = semantics or None
         translated = kind(**given)

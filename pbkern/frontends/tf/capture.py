@@ -24,6 +24,23 @@ STAGE = "stablehlo"
 PACKED_TRUTHS = re.compile(r'dense<"0x([0-9A-Fa-f]+)"> : tensor<((?:\d+x)*)i1>')
 # TensorFlow's operations of tf.cond, tf.case and tf.switch_case.
 CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
+# Operations that TensorFlow's error text names, and the element types of those that XLA has of other types.
+MISSING = re.compile(r"(\w+) \(No registered")
+MISSING_TYPE = re.compile(
+    r"(\w+) \(No registered [^{]*\{\{node [^}]*\}\}\s*\(OpKernel was found, but attributes didn't match\)"
+    r"[^{]*\bT=DT_(\w+)"
+)
+# Functions of TensorFlow that compute the same by operations that XLA has.
+IN_PLACE_OF = {
+    "MatrixDeterminant": "the diagonal of tf.linalg.qr's r has the determinant as its product, but for the sign; "
+    "tf.linalg.logdet is that of a positive definite matrix",
+    "LogMatrixDeterminant": "tf.linalg.logdet is that of a positive definite matrix",
+    "Lu": "tf.linalg.solve and tf.linalg.qr are compiled",
+    "MatrixSolveLs": "tf.linalg.lstsq(..., fast=True)",
+    "MatrixSquareRoot": "tf.linalg.eigh gives that of a symmetric matrix",
+    "MatrixLogarithm": "tf.linalg.eigh gives that of a symmetric matrix",
+    "Eig": "tf.linalg.eigh is compiled, for symmetric matrices",
+}
 ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(?:: (\d+))?>")
 
 
@@ -122,7 +139,9 @@ def traced_function(
             )
     lines = _places(concrete.graph)
     _refuse_arrays_that_grow(concrete.graph, name, lines)
-    text = _stablehlo(traced, specs, name, hint)
+    text = _stablehlo(
+        traced, specs, name, hint, lambda kinds: _line_of(kinds, concrete.graph, lines)
+    )
     if "stablehlo.bounds<" in text:
         _refuse_branches_of_unlike_shapes(concrete.graph, name, lines)
     assigned = tuple((k, captures[n - len(specs)]) for n, k in _aliases(text))
@@ -195,7 +214,19 @@ def _captured(tensor: tf.Tensor, variables: dict[int, tf.Variable], name: str) -
     return tensor
 
 
-def _stablehlo(traced: Any, specs: Sequence[tf.TensorSpec], name: str, hint: str | None) -> str:
+def _line_of(kinds: Sequence[str], graph: Any, lines: dict[str, UserLine]) -> UserLine | None:
+    """The user's line of the first operation of one of these kinds; None of those within branches and loops."""
+    named = (op.name for op in graph.get_operations() if op.type in kinds)
+    return next((lines[operation] for operation in named if operation in lines), None)
+
+
+def _stablehlo(
+    traced: Any,
+    specs: Sequence[tf.TensorSpec],
+    name: str,
+    hint: str | None,
+    line_of: Callable[[Sequence[str]], UserLine | None],
+) -> str:
     try:
         text = traced.experimental_get_compiler_ir(*specs)(stage=STAGE, platform_name="CPU")
         return PACKED_TRUTHS.sub(_unpacked_truths, text)
@@ -207,11 +238,16 @@ def _stablehlo(traced: Any, specs: Sequence[tf.TensorSpec], name: str, hint: str
                 why=_first(text),
                 hint=hint or "pass these as numbers of Python, which are constants",
             ) from None
-        raise UnsupportedOp(
+        missing = list(dict.fromkeys(MISSING.findall(text)))
+        line = line_of(missing)
+        ways = [IN_PLACE_OF[kind] for kind in missing if kind in IN_PLACE_OF]
+        error = UnsupportedOp(
             f"`{name}` has operations that XLA does not have",
-            why=_first(text),
-            hint=hint or "leave these to TensorFlow, outside of the function",
-        ) from None
+            at=None if line is None else str(line),
+            why=_missing(missing, text),
+            hint=hint or "; ".join([*ways, "leave these to TensorFlow, outside of the function"]),
+        )
+        raise_at(error, line)
 
 
 def _unpacked_truths(constant: re.Match) -> str:
@@ -225,11 +261,18 @@ def _unpacked_truths(constant: re.Match) -> str:
     return f'dense<"0x{truths.tobytes().hex()}"> : tensor<{sizes}i1>'
 
 
+def _missing(missing: Sequence[str], text: str) -> str:
+    """The missing operations, with the type where XLA has them of other types; without any, the text's first sentence."""
+    if not missing:
+        return _first(text)
+    types = dict(MISSING_TYPE.findall(text))
+    return ", ".join(
+        f"{kind} of {types[kind].lower()}" if kind in types else kind for kind in missing
+    )
+
+
 def _first(text: str) -> str:
-    """The missing operations that TensorFlow's error text names, or else its first sentence."""
-    missing = re.findall(r"(\w+) \(No registered", text)
-    if missing:
-        return ", ".join(dict.fromkeys(missing))
+    """The first sentence of an error text of TensorFlow's."""
     text = text.removeprefix("Failed getting HLO text: ").strip("'\" ")
     return text.split(". ")[0].splitlines()[0]
 

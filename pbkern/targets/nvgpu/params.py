@@ -38,7 +38,7 @@ class CompilerParams(ThreadParams):
         launch. Default "".
       lowering_semantics: "Lane", the default: code for threads, and for warps or groups of four warps where these multiply
         matrices. "Warpgroup": groups compute all products of matrices; ScheduleError where the device has no instruction for
-        that, a block no whole groups, or a product another shape or type.
+        that, a block no whole groups, or a product another shape or type. A string, or Pallas's plgpu.LoweringSemantics.
       num_warps: warps of 32 threads in a block, a power of two up to 32. None, the default: 4, or more for large
         products and for scatters.
 
@@ -71,11 +71,7 @@ class CompilerParams(ThreadParams):
             named,
             "the name of a folder, in which profile_space events of each block are written",
         )
-        self._check(
-            "lowering_semantics",
-            self.lowering_semantics in LOWERINGS,
-            " or ".join(map(repr, LOWERINGS)),
-        )
+        self._check_choice("lowering_semantics", LOWERINGS)
 
 
 # where people import it from, and so how kernels print it

@@ -165,6 +165,47 @@ def test_as_tensorflow(name):
             np.testing.assert_allclose(g.numpy(), w.numpy(), rtol=error, atol=error)
 
 
+def inverse_and_solution(x):
+    return tf.linalg.inv(x), tf.linalg.solve(x, x[..., :1] + 1.0), tf.linalg.inv(x, adjoint=True)
+
+
+def orthogonal_factors(x):
+    (q, r), (full_q, full_r) = tf.linalg.qr(x), tf.linalg.qr(x, full_matrices=True)
+    return q @ r, full_q @ full_r, tf.linalg.adjoint(full_q) @ full_q
+
+
+def eigenvectors(x):
+    symmetric = x + tf.linalg.matrix_transpose(x)
+    values, vectors = tf.linalg.eigh(symmetric)
+    return values, symmetric @ vectors - vectors * values[..., None, :]
+
+
+def gradient_of_inverse(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(tf.linalg.inv(x) ** 2)
+    return tape.gradient(y, x)
+
+
+DECOMPOSITIONS = {
+    "inverse": (inverse_and_solution, (3, 3)), "inverses": (inverse_and_solution, (2, 1, 5, 5)),
+    "one": (inverse_and_solution, (1, 1)), "large": (inverse_and_solution, (40, 40)),
+    "factors": (orthogonal_factors, (4, 4)), "tall": (orthogonal_factors, (2, 5, 3)), "wide": (orthogonal_factors, (3, 5)),
+    "eigenvectors": (eigenvectors, (2, 5, 5)), "gradient": (gradient_of_inverse, (4, 4)),
+    "exponential": (tf.linalg.expm, (3, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECOMPOSITIONS)
+def test_decompositions_are_tensorflows(name):
+    f, shape = DECOMPOSITIONS[name]
+    x = uniform(*shape, dtype="float64") + 2 * np.eye(*shape[-2:])
+    got, want = pbkern.polyblocks_jit_tf(f)(x), f(tf.constant(x))
+    for g, w in zip(tf.nest.flatten(got), tf.nest.flatten(want), strict=True):
+        assert g.dtype == w.dtype
+        np.testing.assert_allclose(g, w, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["blur", "convolution", "attention", "gradients"])
 def test_one_kernel(name):
     f, *args = FUNCTIONS[name]

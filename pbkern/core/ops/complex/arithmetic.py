@@ -192,7 +192,9 @@ def square(x: Complex) -> Complex:
     if x.re is None or x.im is None:
         return mul(x, x)
     product = x.re * x.im
-    return Complex((x.re - x.im) * (x.re + x.im), product + product)
+    # Adding zero makes +0 of -0: the difference of two squares is never -0.
+    re = (x.re - x.im) * (x.re + x.im) + constant(0, x.re)
+    return Complex(re, product + product)
 
 
 def times_i(x: Complex) -> Complex:
@@ -329,9 +331,14 @@ def power(x: Complex, y: Complex) -> Complex:
 # ---- exponentials and functions by them
 
 
+def _half_of_range(a: Part) -> int:
+    """A number k whose e^k is a little less than the root of the largest number."""
+    return int(np.log(np.finfo(a.dtype).max)) // 2 - 4
+
+
 def _exponential(function: Callable, a: Part) -> tuple[Part, Part]:
     """(function(a - k), e^k) for function exp or expm1. k is 0 unless e^a is near or beyond the largest number."""
-    k = int(np.log(np.finfo(a.dtype).max)) // 2 - 4
+    k = _half_of_range(a)
     high = a > 2 * k
     return function(choose(high, a - k, a)), choose(
         high, constant(np.exp(constant(k, a)), a), constant(1, a)
@@ -367,17 +374,31 @@ def logistic(x: Complex) -> Complex:
     return div(one(x), add(one(x), exp(neg(x))))
 
 
+def _hyperbolic(a: Part) -> tuple[Part, Part, Part]:
+    """(s, c, factor): sinh a is s times the factor, cosh a is c times it; s and c are finite where only these are too large.
+
+    Far from zero both are half of e^|a|, so that a smaller argument gives them but for a constant factor.
+    """
+    k = _half_of_range(a)
+    far = lax.abs(a) > 2 * k
+    near = choose(far, a - with_sign(constant(k, a), a), a)
+    factor = choose(far, constant(np.exp(constant(k, a)), a), constant(1, a))
+    return lax.sinh(near), lax.cosh(near), factor
+
+
 def sinh(x: Complex) -> Complex:
     a, b = x.parts
-    return Complex(lax.sinh(a) * lax.cos(b), choose(b == 0, b, lax.cosh(a) * lax.sin(b)))
+    rise, size, factor = _hyperbolic(a)
+    return Complex(rise * lax.cos(b) * factor, choose(b == 0, b, size * lax.sin(b) * factor))
 
 
 def cosh(x: Complex) -> Complex:
+    """A part of the argument that is zero makes the imaginary part zero, whatever the other part is."""
     a, b = x.parts
-    nothing = with_sign(with_sign(constant(0, a), a), b)
-    return Complex(
-        lax.cosh(a) * lax.cos(b), choose((a == 0) | (b == 0), nothing, lax.sinh(a) * lax.sin(b))
-    )
+    rise, size, factor = _hyperbolic(a)
+    sin = lax.sin(b)
+    im = choose(b == 0, with_sign(b, a), rise * sin * factor)
+    return Complex(size * lax.cos(b) * factor, choose(a == 0, with_sign(a, sin), im))
 
 
 def tanh(x: Complex) -> Complex:
@@ -385,7 +406,8 @@ def tanh(x: Complex) -> Complex:
     a, b = x.parts
     rise = -lax.expm1(-2 * lax.abs(a))  # 1 - e^-|2a|
     rest = 1 - rise
-    b = choose(rest == 0, with_sign(constant(0, b), b), b)
+    undefined = (rest == 0) & (b - b != 0)  # the angle of an infinity, which has no weight there
+    b = choose(undefined, with_sign(constant(0, b), b), b)
     sin, cos = lax.sin(b), lax.cos(b)
     divisor = rise * rise + 4 * rest * cos * cos
     return Complex(

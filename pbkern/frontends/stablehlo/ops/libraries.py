@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 from jax import lax
 from jaxlib.mlir import ir
@@ -112,6 +115,33 @@ FUNCTIONS = {
 }
 
 
+def _reflectors(op: HloOperation, x):
+    """R over the vectors of reflectors, and their factors."""
+    transposed, factors = jnp.linalg.qr(x, mode="raw")
+    return jnp.swapaxes(transposed, -1, -2), factors
+
+
+def _eigenvectors(op: HloOperation, x):
+    """Eigenvectors, and eigenvalues in ascending order, which is one of those that the call leaves open."""
+    lower = op.text("backend_config").split(",")[0] == "1"
+    return lax.linalg.eigh(x, lower=lower, symmetrize_input=False)
+
+
+def _top_k(op: HloOperation, x):
+    return lax.top_k(x, op.shape[-1])
+
+
+# Calls that read the operation besides its operands. XLA's compiler for TensorFlow makes those of decompositions.
+CALLS_WITH_OPTIONS: dict[str, Callable[..., Any]] = {
+    "Qr": _reflectors,
+    "ProductOfElementaryHouseholderReflectors": lambda op, x, factors: (
+        lax.linalg.householder_product(x, factors)
+    ),
+    "Eigh": _eigenvectors,
+    "mhlo.topk": _top_k,
+}
+
+
 @rule("stablehlo.custom_call")
 def custom_call(op: HloOperation, *xs):
     name = op.text("call_target_name")
@@ -119,13 +149,17 @@ def custom_call(op: HloOperation, *xs):
         return xs[0]
     if name in FUNCTIONS:
         return FUNCTIONS[name](*xs)
-    return lax.top_k(xs[0], op.shape[-1])
+    results = CALLS_WITH_OPTIONS[name](op, *xs)
+    is_tuple = isinstance(op.mlir.results[0].type, ir.TupleType)
+    return (tuple(results),) if is_tuple else results
 
 
 @check("stablehlo.custom_call")
 def _is_known(op):
     name = ir.StringAttr(op.attributes["call_target_name"]).value
-    return None if name in UNCHANGED or name in FUNCTIONS or name == "mhlo.topk" else "unknown"
+    return (
+        None if name in UNCHANGED or name in FUNCTIONS or name in CALLS_WITH_OPTIONS else "unknown"
+    )
 
 
 @rule("sdy.sharding_constraint", "mhlo.copy")
