@@ -262,50 +262,12 @@ func.func @pbk_report() {
 # under this prefix.
 SYMBOLS = (
     "pbk_parallel",
-    "pbk_huge",
-    "pbk_acquire",
-    "pbk_release",
-    "pbk_hold",
-    "pbk_no_memory",
+    "pbk_run",
+    "pbk_handle",
+    "pbk_begin",
     "pbk_report",
 )
 PREFIX = "_mlir_ciface_"
-
-DECLARATIONS = f"""
-func.func private @{PREFIX}pbk_parallel(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64)
-func.func private @{PREFIX}pbk_huge(!llvm.ptr, i64)
-func.func private @{PREFIX}pbk_acquire(!llvm.ptr, i64, i64, !llvm.ptr) -> i64
-func.func private @{PREFIX}pbk_release(!llvm.ptr, !llvm.ptr, i64)
-func.func private @{PREFIX}pbk_hold(!llvm.ptr, !llvm.ptr) -> !llvm.ptr
-func.func private @{PREFIX}pbk_no_memory(!llvm.ptr, !llvm.ptr) -> !llvm.ptr
-llvm.mlir.global external @pbk_message(0 : i64) {{alignment = 8 : i64}} : i64
-llvm.mlir.global external @pbk_held(0 : i64) {{alignment = 64 : i64}} : i64
-llvm.mlir.global external @pbk_pool() {{alignment = 64 : i64}} : !llvm.array<{2 * arena.ARENAS} x i64> {{
-  %0 = llvm.mlir.zero : !llvm.array<{2 * arena.ARENAS} x i64>
-  llvm.return %0 : !llvm.array<{2 * arena.ARENAS} x i64>
-}}
-
-func.func @pbk_instantiate(%frame: !llvm.ptr) -> !llvm.ptr {{
-  %asked = func.call @pbk_metadata(%frame) : (!llvm.ptr) -> i1
-  %null = llvm.mlir.zero : !llvm.ptr
-  %error = scf.if %asked -> (!llvm.ptr) {{
-    scf.yield %null : !llvm.ptr
-  }} else {{
-    %held = llvm.mlir.addressof @pbk_held : !llvm.ptr
-    %e = func.call @{PREFIX}pbk_hold(%frame, %held) : (!llvm.ptr, !llvm.ptr) -> !llvm.ptr
-    scf.yield %e : !llvm.ptr
-  }}
-  return %error : !llvm.ptr
-}}
-"""
-
-CALL = """
-func.func @pbk_call(%buffers: !llvm.ptr) -> i32 {
-  %null = llvm.mlir.zero : !llvm.ptr
-  %status = func.call @pbk_run(%null, %buffers) : (!llvm.ptr, !llvm.ptr) -> i32
-  return %status : i32
-}
-"""
 
 # XLA_FFI_Error_Code_RESOURCE_EXHAUSTED of c_api.h.
 RESOURCE_EXHAUSTED = 8
@@ -361,127 +323,185 @@ func.func @pbk_metadata(%frame: !llvm.ptr) -> i1 {INTERNAL} {{
 """
 
 
+# @pbk_begin(call frame, where executables are counted): counts one, unless XLA only asks what the handler is.
+# @pbk_run(call frame or null, addresses, @pbk_main, facts, arenas): @pbk_main with an arena; 0, or 1 where there is no memory.
+# @pbk_handle(call frame, @pbk_main, facts, arenas, message): answers XLA's metadata query, or gathers addresses and runs the
+# program. A call with more operands than the program has inputs brings places for the results of POOLED_BYTES and more.
+_CALLS = """
+func.func @pbk_begin(%frame: !llvm.ptr, %held: !llvm.ptr) -> !llvm.ptr {
+  %asked = func.call @pbk_metadata(%frame) : (!llvm.ptr) -> i1
+  %error = scf.if %asked -> (!llvm.ptr) {
+    %null = llvm.mlir.zero : !llvm.ptr
+    scf.yield %null : !llvm.ptr
+  } else {
+    %e = func.call @pbk_hold(%frame, %held) : (!llvm.ptr, !llvm.ptr) -> !llvm.ptr
+    scf.yield %e : !llvm.ptr
+  }
+  return %error : !llvm.ptr
+}
+
+func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr, %main: !llvm.ptr, %facts: !llvm.ptr, %pool: !llvm.ptr) -> i32 {
+  %done = arith.constant 0 : i32
+  %no_memory = arith.constant 1 : i32
+  %zero = arith.constant 0 : i64
+  %one = arith.constant 1 : i64
+  %null = llvm.mlir.zero : !llvm.ptr
+  %out = llvm.alloca %one x !llvm.ptr : (i64) -> !llvm.ptr
+  %bytes_p = llvm.getelementptr %facts[ARENA_BYTES] : (!llvm.ptr) -> !llvm.ptr, i64
+  %bytes = llvm.load %bytes_p : !llvm.ptr -> i64
+  %needed = arith.cmpi ne, %bytes, %zero : i64
+  %status = scf.if %needed -> (i32) {
+    %align_p = llvm.getelementptr %facts[ARENA_ALIGNMENT] : (!llvm.ptr) -> !llvm.ptr, i64
+    %align = llvm.load %align_p : !llvm.ptr -> i64
+    %slot = func.call @pbk_acquire(%pool, %bytes, %align, %out) : (!llvm.ptr, i64, i64, !llvm.ptr) -> i64
+    %arena = llvm.load %out : !llvm.ptr -> !llvm.ptr
+    %has = llvm.icmp "ne" %arena, %null : !llvm.ptr
+    %s = scf.if %has -> (i32) {
+      llvm.call %main(%frame, %buffers, %arena) : !llvm.ptr, (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
+      scf.yield %done : i32
+    } else {
+      scf.yield %no_memory : i32
+    }
+    func.call @pbk_release(%pool, %arena, %slot) : (!llvm.ptr, !llvm.ptr, i64) -> ()
+    scf.yield %s : i32
+  } else {
+    llvm.call %main(%frame, %buffers, %null) : !llvm.ptr, (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
+    scf.yield %done : i32
+  }
+  return %status : i32
+}
+
+func.func @pbk_handle(
+    %frame: !llvm.ptr, %main: !llvm.ptr, %facts: !llvm.ptr, %pool: !llvm.ptr, %message: !llvm.ptr) -> !llvm.ptr {
+  %zero = arith.constant 0 : i64
+  %one = arith.constant 1 : i64
+  %null = llvm.mlir.zero : !llvm.ptr
+  %inputs_p = llvm.getelementptr %facts[INPUTS] : (!llvm.ptr) -> !llvm.ptr, i64
+  %inputs = llvm.load %inputs_p : !llvm.ptr -> i64
+  %outputs_p = llvm.getelementptr %facts[OUTPUTS] : (!llvm.ptr) -> !llvm.ptr, i64
+  %outputs = llvm.load %outputs_p : !llvm.ptr -> i64
+  %total = arith.addi %inputs, %outputs : i64
+  %buffers = llvm.alloca %total x !llvm.ptr : (i64) -> !llvm.ptr
+  %asked = func.call @pbk_metadata(%frame) : (!llvm.ptr) -> i1
+  %error = scf.if %asked -> (!llvm.ptr) {
+    scf.yield %null : !llvm.ptr
+  } else {
+    %args_p = llvm.getelementptr %frame[72] : (!llvm.ptr) -> !llvm.ptr, i8
+    %args = llvm.load %args_p : !llvm.ptr -> !llvm.ptr
+    %rets_p = llvm.getelementptr %frame[112] : (!llvm.ptr) -> !llvm.ptr, i8
+    %rets = llvm.load %rets_p : !llvm.ptr -> !llvm.ptr
+    %count_p = llvm.getelementptr %frame[56] : (!llvm.ptr) -> !llvm.ptr, i8
+    %count = llvm.load %count_p : !llvm.ptr -> i64
+    %brings = arith.cmpi ne, %count, %inputs : i64
+    scf.for %k = %zero to %inputs step %one : i64 {
+      %at = llvm.getelementptr %args[%k] : (!llvm.ptr, i64) -> !llvm.ptr, !llvm.ptr
+      %buffer = llvm.load %at : !llvm.ptr -> !llvm.ptr
+      %data_p = llvm.getelementptr %buffer[24] : (!llvm.ptr) -> !llvm.ptr, i8
+      %data = llvm.load %data_p : !llvm.ptr -> !llvm.ptr
+      %slot = llvm.getelementptr %buffers[%k] : (!llvm.ptr, i64) -> !llvm.ptr, !llvm.ptr
+      llvm.store %data, %slot : !llvm.ptr, !llvm.ptr
+    }
+    %pooled = arith.constant POOLED_BYTES : i64
+    %sizes = llvm.getelementptr %facts[OUTPUT_BYTES] : (!llvm.ptr) -> !llvm.ptr, i64
+    %results = llvm.getelementptr %buffers[%inputs] : (!llvm.ptr, i64) -> !llvm.ptr, !llvm.ptr
+    %ends:2 = scf.for %k = %zero to %outputs step %one iter_args(%place = %inputs, %ret = %zero) -> (i64, i64) : i64 {
+      %size_p = llvm.getelementptr %sizes[%k] : (!llvm.ptr, i64) -> !llvm.ptr, i64
+      %size = llvm.load %size_p : !llvm.ptr -> i64
+      %large = arith.cmpi sge, %size, %pooled : i64
+      %placed = arith.andi %brings, %large : i1
+      %place_at = llvm.getelementptr %args[%place] : (!llvm.ptr, i64) -> !llvm.ptr, !llvm.ptr
+      %ret_at = llvm.getelementptr %rets[%ret] : (!llvm.ptr, i64) -> !llvm.ptr, !llvm.ptr
+      %at = arith.select %placed, %place_at, %ret_at : !llvm.ptr
+      %buffer = llvm.load %at : !llvm.ptr -> !llvm.ptr
+      %data_p = llvm.getelementptr %buffer[24] : (!llvm.ptr) -> !llvm.ptr, i8
+      %data = llvm.load %data_p : !llvm.ptr -> !llvm.ptr
+      %slot = llvm.getelementptr %results[%k] : (!llvm.ptr, i64) -> !llvm.ptr, !llvm.ptr
+      llvm.store %data, %slot : !llvm.ptr, !llvm.ptr
+      func.call @pbk_huge(%data, %size) : (!llvm.ptr, i64) -> ()
+      %one_place = arith.extui %placed : i1 to i64
+      %one_ret = arith.subi %one, %one_place : i64
+      %next_place = arith.addi %place, %one_place : i64
+      %next_ret = arith.addi %ret, %one_ret : i64
+      scf.yield %next_place, %next_ret : i64, i64
+    }
+    %status = func.call @pbk_run(%frame, %buffers, %main, %facts, %pool)
+        : (!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
+    %done = arith.constant 0 : i32
+    %failed = arith.cmpi ne, %status, %done : i32
+    %e = scf.if %failed -> (!llvm.ptr) {
+      %text = llvm.load %message : !llvm.ptr -> !llvm.ptr
+      %made = func.call @pbk_no_memory(%frame, %text) : (!llvm.ptr, !llvm.ptr) -> !llvm.ptr
+      scf.yield %made : !llvm.ptr
+    } else {
+      scf.yield %null : !llvm.ptr
+    }
+    scf.yield %e : !llvm.ptr
+  }
+  return %error : !llvm.ptr
+}
+"""
+for _place, _name in enumerate(
+    ("INPUTS", "OUTPUTS", "ARENA_BYTES", "ARENA_ALIGNMENT", "OUTPUT_BYTES")
+):  # words of @pbk_facts, as `program_text` writes them
+    _CALLS = _CALLS.replace(f"%facts[{_name}]", f"%facts[{_place}]")
+_CALLS = _CALLS.replace("POOLED_BYTES", str(POOLED_BYTES))
+
+
 def runtime_module_text() -> str:
     """The part that is compiled once per process. Raises TargetError on computers that programs are not compiled for."""
     host = architecture()
     loops = _PARALLEL.replace("SPIN_HINT", host.spin_hint)
     waits = parallel.DRAIN + turns.turns_text(host) + loops
-    return _ALLOCATOR + waits + arena.HUGE + arena.LIST + STATE + NO_MEMORY + REPORTS
+    calls = STATE + NO_MEMORY + metadata_text() + _CALLS
+    return _ALLOCATOR + waits + arena.HUGE + arena.LIST + calls + REPORTS
 
 
-def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ...]) -> str:
-    """Host functions of one program: @pbk_call (plain pointers), @pbk_handler and @pbk_instantiate (XLA FFI)."""
-    run = arena.run_text(arena_bytes, PREFIX, INTERNAL)
-    return DECLARATIONS + metadata_text() + run + CALL + _handler(input_count, output_bytes)
+def program_text(arena_bytes: int, input_count: int, output_bytes: Sequence[int]) -> str:
+    """The functions of one program that others call: @pbk_call (addresses), @pbk_handler and @pbk_instantiate (XLA FFI).
 
-
-def _handler(inputs: int, output_bytes: tuple[int, ...]) -> str:
-    """@pbk_handler(call frame): answers XLA's metadata query, or gathers buffer pointers and runs the program."""
-    body, total = "\n    ".join(_gathered(inputs, output_bytes)), inputs + len(output_bytes)
+    They hand the program's facts to functions of the runtime. Code of its own for what those do would take 4 ms more to
+    compile for each program.
+    """
+    facts = [input_count, len(output_bytes), *arena.extent(arena_bytes), *output_bytes]
+    listed = ", ".join(map(str, facts))
     return f"""
-func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
-  %one = arith.constant 1 : i64
+func.func private @{PREFIX}pbk_parallel(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64)
+func.func private @{PREFIX}pbk_begin(!llvm.ptr, !llvm.ptr) -> !llvm.ptr
+func.func private @{PREFIX}pbk_run(!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
+func.func private @{PREFIX}pbk_handle(!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> !llvm.ptr
+llvm.mlir.global external @pbk_message(0 : i64) {{alignment = 8 : i64}} : i64
+llvm.mlir.global external @pbk_held(0 : i64) {{alignment = 64 : i64}} : i64
+llvm.mlir.global external @pbk_pool() {{alignment = 64 : i64}} : !llvm.array<{2 * arena.ARENAS} x i64> {{
+  %0 = llvm.mlir.zero : !llvm.array<{2 * arena.ARENAS} x i64>
+  llvm.return %0 : !llvm.array<{2 * arena.ARENAS} x i64>
+}}
+llvm.mlir.global internal constant @pbk_facts(dense<[{listed}]> : tensor<{len(facts)}xi64>) : !llvm.array<{len(facts)} x i64>
+
+func.func @pbk_instantiate(%frame: !llvm.ptr) -> !llvm.ptr {{
+  %held = llvm.mlir.addressof @pbk_held : !llvm.ptr
+  %error = func.call @{PREFIX}pbk_begin(%frame, %held) : (!llvm.ptr, !llvm.ptr) -> !llvm.ptr
+  return %error : !llvm.ptr
+}}
+
+func.func @pbk_call(%buffers: !llvm.ptr) -> i32 {{
   %null = llvm.mlir.zero : !llvm.ptr
-  %buffers = llvm.alloca %one x !llvm.array<{max(total, 1)} x ptr> : (i64) -> !llvm.ptr
-  %asked = func.call @pbk_metadata(%frame) : (!llvm.ptr) -> i1
-  %error = scf.if %asked -> (!llvm.ptr) {{
-    scf.yield %null : !llvm.ptr
-  }} else {{
-    {body}
-    %status = func.call @pbk_run(%frame, %buffers) : (!llvm.ptr, !llvm.ptr) -> i32
-    %done = arith.constant 0 : i32
-    %failed = arith.cmpi ne, %status, %done : i32
-    %e = scf.if %failed -> (!llvm.ptr) {{
-      %at = llvm.mlir.addressof @pbk_message : !llvm.ptr
-      %message = llvm.load %at : !llvm.ptr -> !llvm.ptr
-      %made = func.call @{PREFIX}pbk_no_memory(%frame, %message) : (!llvm.ptr, !llvm.ptr) -> !llvm.ptr
-      scf.yield %made : !llvm.ptr
-    }} else {{
-      scf.yield %null : !llvm.ptr
-    }}
-    scf.yield %e : !llvm.ptr
-  }}
+{_PASSED}
+  %status = func.call @{PREFIX}pbk_run(%null, %buffers, %main, %facts, %pool)
+      : (!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
+  return %status : i32
+}}
+
+func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
+{_PASSED}
+  %message = llvm.mlir.addressof @pbk_message : !llvm.ptr
+  %error = func.call @{PREFIX}pbk_handle(%frame, %main, %facts, %pool, %message)
+      : (!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> !llvm.ptr
   return %error : !llvm.ptr
 }}
 """
 
 
-def _gathered(inputs: int, output_bytes: tuple[int, ...]) -> list[str]:
-    """Lines that store the addresses of inputs and results, found in XLA's call frame, in %buffers.
-
-    A call with more operands than the program has inputs brings places for the results of
-    POOLED_BYTES and more.
-    """
-    lines: list[str] = []
-
-    def load(name: str, base: str, offset: int) -> str:
-        lines.append(
-            f"{name}_p = llvm.getelementptr {base}[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8"
-        )
-        lines.append(f"{name} = llvm.load {name}_p : !llvm.ptr -> !llvm.ptr")
-        return name
-
-    load("%args", "%frame", 72)
-    load("%rets", "%frame", 112)
-    large = [k for k, size in enumerate(output_bytes) if size >= POOLED_BYTES]
-    if large:
-        lines += [
-            "%count_p = llvm.getelementptr %frame[56] : (!llvm.ptr) -> !llvm.ptr, i8",
-            "%count = llvm.load %count_p : !llvm.ptr -> i64",
-            f"%inputs = arith.constant {inputs} : i64",
-            "%placed = arith.cmpi ne, %count, %inputs : i64",
-        ]
-    lines += _copied_addresses("args", 0, inputs)
-    huge = any(size >= arena.HUGE_BYTES for size in output_bytes)
-    if not large and not huge:
-        return lines + _copied_addresses("rets", inputs, len(output_bytes))
-    for out, size in enumerate(output_bytes):
-        k = inputs + out
-        if not large:
-            load(f"%buffer{k}", "%rets", 8 * out)
-        else:  # among the results, or among places that follow the operands
-            base, index = (
-                ("%args", inputs + large.index(out))
-                if out in large
-                else ("%rets", out - sum(j < out for j in large))
-            )
-            lines += [
-                f"%from{k} = llvm.getelementptr %rets[{8 * out}] : (!llvm.ptr) -> !llvm.ptr, i8",
-                f"%place{k} = llvm.getelementptr {base}[{8 * index}] : (!llvm.ptr) -> !llvm.ptr, i8",
-                f"%either{k} = arith.select %placed, %place{k}, %from{k} : !llvm.ptr",
-            ]
-            load(f"%buffer{k}", f"%either{k}", 0)
-        load(f"%data{k}", f"%buffer{k}", 24)
-        lines.append(
-            f"%slot{k} = llvm.getelementptr %buffers[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8"
-        )
-        lines.append(f"llvm.store %data{k}, %slot{k} : !llvm.ptr, !llvm.ptr")
-        if size >= arena.HUGE_BYTES:
-            lines.append(f"%bytes{k} = arith.constant {size} : i64")
-            lines.append(
-                f"func.call @{PREFIX}pbk_huge(%data{k}, %bytes{k}) : (!llvm.ptr, i64) -> ()"
-            )
-    return lines
-
-
-def _copied_addresses(source: str, first: int, count: int) -> list[str]:
-    """Lines that store the addresses of `count` of XLA's buffers in %buffers, from its place `first` on.
-
-    A loop: code of its own for each of hundreds of operands takes longer to compile than the kernels of a small function.
-    """
-    if not count:
-        return []
-    return [
-        f"%{source}_zero = arith.constant 0 : i64",
-        f"%{source}_one = arith.constant 1 : i64",
-        f"%{source}_count = arith.constant {count} : i64",
-        f"%{source}_slots = llvm.getelementptr %buffers[{8 * first}] : (!llvm.ptr) -> !llvm.ptr, i8",
-        f"scf.for %k = %{source}_zero to %{source}_count step %{source}_one : i64 {{",
-        f"  %at = llvm.getelementptr %{source}[%k] : (!llvm.ptr, i64) -> !llvm.ptr, !llvm.ptr",
-        "  %buffer = llvm.load %at : !llvm.ptr -> !llvm.ptr",
-        "  %data_p = llvm.getelementptr %buffer[24] : (!llvm.ptr) -> !llvm.ptr, i8",
-        "  %data = llvm.load %data_p : !llvm.ptr -> !llvm.ptr",
-        f"  %slot = llvm.getelementptr %{source}_slots[%k] : (!llvm.ptr, i64) -> !llvm.ptr, !llvm.ptr",
-        "  llvm.store %data, %slot : !llvm.ptr, !llvm.ptr",
-        "}",
-    ]
+_PASSED = """  %function = func.constant @pbk_main : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
+  %main = builtin.unrealized_conversion_cast %function : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> () to !llvm.ptr
+  %facts = llvm.mlir.addressof @pbk_facts : !llvm.ptr
+  %pool = llvm.mlir.addressof @pbk_pool : !llvm.ptr"""
