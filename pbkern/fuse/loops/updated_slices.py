@@ -110,7 +110,7 @@ def _with_carries(
     )
     updated = [k for k, _ in chains.values()]
     rest = [k for k in range(len(xs)) if k not in updated]
-    stacked_alone = [k for k in range(len(body.jaxpr.outvars) - n_carry) if k not in chains]
+    remaining = [k for k in range(len(body.jaxpr.outvars) - n_carry) if k not in chains]
     numbers = lax.iota("int32", params["length"])
 
     def step(state, given):
@@ -119,13 +119,13 @@ def _with_carries(
         results, wholes = _one_step(body, arguments, chains, dict(zip(updated, wholes)), number)
         stacked = results[n_carry:]
         state = results[:n_carry], [wholes[k] for k in updated]
-        return state, [stacked[k] for k in stacked_alone]
+        return state, [stacked[k] for k in remaining]
 
     (carry, wholes), stacked = lax.scan(
         step, (list(carry), [xs[k] for k in updated]), [numbers, *(xs[k] for k in rest)],
         length=params["length"], reverse=params["reverse"], unroll=params["unroll"],
     )  # fmt: skip
-    ends = dict(zip(chains, wholes)) | dict(zip(stacked_alone, stacked))
+    ends = dict(zip(chains, wholes)) | dict(zip(remaining, stacked))
     return [*carry, *(ends[k] for k in range(len(ends)))]
 
 
