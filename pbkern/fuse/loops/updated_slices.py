@@ -20,7 +20,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of, source_context
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs.walks import literal_value
+from pbkern.core.jaxprs.walks import equations, literal_value
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import threshold
@@ -43,7 +43,8 @@ class SlicesToCarries(SmallUpdates):
     )
 
     def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
-        if not any(eqn.primitive.name == "scan" for eqn in closed.jaxpr.eqns):
+        scans = [eqn for eqn in equations(closed.jaxpr) if eqn.primitive.name == "scan"]
+        if not any(self.chains(eqn.params["jaxpr"].jaxpr, eqn) for eqn in scans):
             return closed
 
         def rewrite(eqn, operands):
