@@ -72,7 +72,7 @@ def _by_quadrant_reduced(b: Builder, x: Ssa, finish: Callable[[Builder, Ssa, Ssa
         r = b.fma(n, b.c(-term, el), r)
     y = finish(b, b.bitcast(shifted, fmt.int_el), r)
     far = b.cmp("gt", b.abs(x), b.c(CODY_WAITE_MAX[el], el))
-    return b.rare(far, y, lambda b, x: finish(b, *_reduce_far(b, x)), x)
+    return b.rare(far, y, lambda b, x: finish(b, *_reduce_far(b, x)), x, lanes_apart=True)
 
 
 def _by_quadrant_with_rest(
@@ -101,7 +101,8 @@ def _by_quadrant_and_rest(
     r, rest = sum_with_rest(b, near, b.fma(b.neg(n), third, lost))
     y = finish(b, b.bitcast(shifted, fmt.int_el), r, rest)
     far = b.cmp("gt", b.abs(x), b.c(CODY_WAITE_MAX[el], el))
-    return b.rare(far, y, lambda b, x: finish(b, *_reduce_far(b, x, with_rest=True)), x)
+    slow = lambda b, x: finish(b, *_reduce_far(b, x, with_rest=True))
+    return b.rare(far, y, slow, x, lanes_apart=True)
 
 
 def _reduce_far(b: Builder, x: Ssa, *, with_rest: bool = False) -> tuple[Ssa, ...]:

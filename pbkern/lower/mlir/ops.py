@@ -64,7 +64,7 @@ FLOAT_PREDICATES = {
     "ord": "ord",
 }
 
-CallRare = Callable[["Builder", Callable[..., "Ssa"], tuple["Ssa", ...]], "Ssa"]
+CallRare = Callable[["Builder", Callable[..., "Ssa"], tuple["Ssa", ...], bool], "Ssa"]
 
 
 class Builder:
@@ -81,8 +81,8 @@ class Builder:
       known: what is known of values of this function; its builders share it.
       live: lanes of elements that exist, where not all do.
       wrong: takes what `report` is given; None where nothing can be reported.
-      call_rare: call_rare(builder, slow, operands) calls a function that computes slow(builder, *operands); None: it is
-        computed where it stands.
+      call_rare: call_rare(builder, slow, operands, lanes_apart) calls a function that computes slow(builder, *operands), with
+        lanes_apart one lane after the other; None: it is computed where it stands.
     """
 
     def __init__(
@@ -369,17 +369,25 @@ class Builder:
         types = f"{mask.type} into i1"
         return Ssa(self.emit("vector.reduction", (mask.name,), types, f" <{op}>, %s"), "i1", 0)
 
-    def rare(self, mask: Ssa, usual: Ssa, slow: Callable[..., Ssa], *operands: Ssa) -> Ssa:
+    def rare(
+        self,
+        mask: Ssa,
+        usual: Ssa,
+        slow: Callable[..., Ssa],
+        *operands: Ssa,
+        lanes_apart: bool = False,
+    ) -> Ssa:
         """`usual`, but slow(builder, *operands) where the mask is set; skipped when no lane needs it.
 
         slow: uses no other values than its operands and constants.
+        lanes_apart: whether a function for it takes one lane after the other, as suits products of 64 bits.
         """
         region = self.open_region()
         inner = self._inside(region)
         value = (
             slow(inner, *operands)
             if self.call_rare is None
-            else self.call_rare(inner, slow, operands)
+            else self.call_rare(inner, slow, operands, lanes_apart)
         )
         chosen = inner.select(mask, value, usual)
         region.operations.append(Operation("scf.yield", (chosen.name,), chosen.type))
@@ -447,6 +455,36 @@ class Builder:
             for_syntax([start.type]),
             (Region(region.operations),),
             (index, carried),
+        )
+        return start._replace(name=name)
+
+    def lane_by_lane(self, function: Callable[..., Ssa], *operands: Ssa) -> Ssa:
+        """function(builder of scalars, *elements) of each lane, one after the other; of scalars the function itself."""
+        if not self.lanes:
+            return function(self, *operands)
+        region = self.open_region()
+        inner = self._inside(region).with_lanes(0)
+        lane, done = region.name(), region.name()
+
+        def element(x: Ssa) -> Ssa:
+            if not x.lanes or self.number(x) is not None:
+                return x if not x.lanes else inner.c(self.number(x), x.el)
+            types = f"{mlir_type(x.el)} from {x.type}"
+            return Ssa(inner.emit("vector.extract", (x.name, lane), types, " %s[%s]"), x.el, 0)
+
+        value = function(inner, *map(element, operands))
+        start = self.c(0, value.el)
+        types = f"{mlir_type(value.el)} into {start.type}"
+        end = inner.emit("vector.insert", (value.name, done, lane), types, " %s, %s[%s]")
+        region.operations.append(Operation("scf.yield", (end,), start.type))
+        bounds = [self.const(str(i), "index") for i in (0, self.lanes, 1)]
+        name = self.emit(
+            "scf.for",
+            (lane, *bounds, done, start.name),
+            "",
+            for_syntax([start.type]),
+            (Region(region.operations),),
+            (lane, done),
         )
         return start._replace(name=name)
 

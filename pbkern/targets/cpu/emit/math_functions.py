@@ -103,11 +103,18 @@ class MathFunctions:
             self._add(key, _function(self._new_name(info.primitive), b, compute, args))
         return _call(b, self._called[key], args)
 
-    def call_rare(self, b: Builder, slow: Callable[..., Ssa], operands: tuple[Ssa, ...]) -> Ssa:
-        """slow(b, *operands), as a call where it is long; equal ones call one function."""
+    def call_rare(
+        self, b: Builder, slow: Callable[..., Ssa], operands: tuple[Ssa, ...], lanes_apart: bool
+    ) -> Ssa:
+        """slow(b, *operands), as a call where it is long; equal ones call one function.
+
+        lanes_apart: the function takes one lane after the other. LLVM makes dozens of instructions of a vector's product of
+        64 bits; lane by lane, the first call of a function with sines and tangents takes two thirds of the time (Zen 3).
+        """
         if self.points >= MANY_POINTS:
             return slow(b, *operands)
-        function = _function(self._new_name("rare"), b, slow, operands, is_rare=True)
+        compute = (lambda b, *xs: b.lane_by_lane(slow, *xs)) if lanes_apart else slow
+        function = _function(self._new_name("rare"), b, compute, operands, is_rare=True)
         if function.lines < SHORTEST_CALLED:
             return slow(b, *operands)
         self._rare_lines += function.lines
