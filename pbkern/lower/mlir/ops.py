@@ -467,8 +467,10 @@ class Builder:
         lane, done = region.name(), region.name()
 
         def element(x: Ssa) -> Ssa:
-            if not x.lanes or self.number(x) is not None:
-                return x if not x.lanes else inner.c(self.number(x), x.el)
+            if not x.lanes:
+                return x
+            if self.number(x) is not None:
+                return inner.c(self.number(x), x.el)
             types = f"{mlir_type(x.el)} from {x.type}"
             return Ssa(inner.emit("vector.extract", (x.name, lane), types, " %s[%s]"), x.el, 0)
 
