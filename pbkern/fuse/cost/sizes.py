@@ -33,6 +33,7 @@ class Sizes:
       shortest_chunk: elements along a chunk; the second stage reads at most so small a part.
       turned_side: elements along each side of the square blocks from which those of kernels that
         read across rows are searched as well, and parts of planes tried; 0: they are not.
+      leaves_out_hidden: whether attention leaves out keys that a mask hides which is known as the kernel runs, chunk by chunk.
       cuts_planes: whether a plane of few short lines is cut as well where each element is made of several.
       loop_elements: most elements of each value of a loop's body that runs inside one kernel; 0: loops stay outside.
       square_side: elements along each side of the square blocks from which a kernel with halos is searched again.
@@ -62,6 +63,7 @@ class Sizes:
     fewest_chunks: int
     shortest_chunk: int
     turned_side: int
+    leaves_out_hidden: bool
     cuts_planes: bool
     loop_elements: int
     square_side: int

@@ -22,6 +22,7 @@ from pbkern.fuse.cost.kinds import DATA_MOVEMENT
 from pbkern.fuse.cost.model import Cost
 from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.options import FuseOptions
+from pbkern.fuse.tiling.hidden_chunks import leaves_out_hidden
 
 from .timeline import Timeline, timeline_of
 
@@ -39,6 +40,7 @@ class KernelReport:
       measured: seconds of one run of the kernel alone; None unless asked for.
       steps: steps of the loop in it.
       chunk_columns: columns that online reductions take at a time; 0 without such reductions.
+      leaves_out_hidden: whether it reads no chunk that its mask hides, so that the figures are those of a mask that hides none.
       launches: how often one call launches it, as in a loop; None if that depends on values.
       instructions: matrix instructions that compute its products.
       precision: the mode in which its products are multiplied and added; "" where their types give it.
@@ -54,6 +56,7 @@ class KernelReport:
     measured: float | None = None
     steps: int = 1
     chunk_columns: int = 0
+    leaves_out_hidden: bool = False
     launches: int | None = 1
     instructions: tuple[str, ...] = ()
     precision: str = ""
@@ -76,10 +79,11 @@ class KernelReport:
 
     def __str__(self) -> str:
         price, one = self.cost, self.measured or self.cost.seconds
+        hidden = " that the mask does not hide" if self.leaves_out_hidden else ""
         steps = (
             f"{self.steps} steps of a loop, "
             if self.steps > 1
-            else f"in chunks of {self.chunk_columns} columns, "
+            else f"in chunks of {self.chunk_columns} columns{hidden}, "
             if self.chunk_columns
             else ""
         )
@@ -124,6 +128,7 @@ class KernelReport:
             "bytes_moved": self.cost.bytes_moved,
             "flops": self.cost.flops,
             "recompute": self.cost.recompute,
+            "leaves_out_hidden": self.leaves_out_hidden,
             "instructions": list(self.instructions),
             "operations": [
                 {"primitive": name, "at": at, "context": context}
@@ -470,7 +475,7 @@ def report(name: str, node: Node, options: FuseOptions) -> KernelReport:
     cost = dataclasses.replace(schedule.cost, seconds=node.seconds)
     finish = _ops(node.finish) if node.finish else ()
     wave = schedule.wave
-    chunk_columns = schedule.online.online.chunk_columns if schedule.online else 0
+    online = schedule.online
     is_mixed = options.precision == MATRIX_MODE and any(map(multiplies_halves, _equations(node)))
     source = "the default of this device" if options.is_default_precision else "as asked"
     precision = f"products of float16, sums of float32: {MATRIX_MODE}, {source}" if is_mixed else ""
@@ -481,7 +486,8 @@ def report(name: str, node: Node, options: FuseOptions) -> KernelReport:
         cost,
         finish,
         steps=wave.steps if wave else schedule.loop.steps if schedule.loop else 1,
-        chunk_columns=chunk_columns,
+        chunk_columns=online.online.chunk_columns if online else 0,
+        leaves_out_hidden=online is not None and leaves_out_hidden(online),
         precision=precision,
         contexts=tuple(map(context_of_place, _equations(node))),
         work=tuple(_work(eqn, options) for eqn in _equations(node)),

@@ -15,11 +15,12 @@ from pbkern._jax import ref_aval
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs.walks import atoms, leading_to
 from pbkern.dsl.kernel import Kernel, Scratch
-from pbkern.dsl.primitives.grid import ds, loop
+from pbkern.dsl.primitives.grid import ds, loop, when
 from pbkern.dsl.trace import canonical_body
 from pbkern.fuse.access.blocks import BlockRequests, BodyContext, Step, literal, run_steps
 from pbkern.fuse.access.dimension_map import Places
 from pbkern.fuse.access.rules import Access, block_shape
+from pbkern.fuse.tiling.hidden_chunks import ChunkMask, chunk_mask
 from pbkern.fuse.tiling.online_blocks import (
     CHUNK_NUMBER,
     OUTER_NUMBER,
@@ -202,7 +203,7 @@ class _OnlineBody:
             @loop(0, over.count)
             def _(chunk):
                 inner = ids | {CHUNK_NUMBER: _as(chunk, np.int32)}
-                trace_chunk(over.full, moving, before | self.read(requests, before, inner), inner)
+                trace_chunk(over.full, moving, before, inner)
 
             if over.rest is not None:
                 rest = over.rest.requests
@@ -211,7 +212,7 @@ class _OnlineBody:
                     for rest_step in rest.steps
                     if (rest_step.eqn.outvars[0], rest_step.out) not in before
                 ]
-                trace_chunk(over.rest, left, before | self.read(rest, before, ids), ids)
+                trace_chunk(over.rest, left, before, ids)
 
         if self.online.outer_extent == 1:
             chunks({})
@@ -222,8 +223,45 @@ class _OnlineBody:
             chunks({OUTER_NUMBER: _as(place, np.int32)})
 
     def rise(self, chunk: OnlineChunk, steps: Sequence[Step], values: dict, ids: dict) -> None:
-        """Traces a chunk of the first pass: the running maximum rises, and the sums so far are rescaled to it."""
+        """Traces a chunk of the first pass: the running maximum rises, and the sums so far are rescaled to it.
+
+        A chunk that its mask hides is left out as the kernel runs, where the target can.
+        """
+        mask = chunk_mask(chunk) if self.online.leaves_out_hidden else None
+        if mask is None:
+            self.rise_by(chunk, steps, values, ids)
+        else:
+            when(self.counts(chunk, mask, values, ids))(
+                lambda: self.rise_by(chunk, steps, values, ids)
+            )
+
+    def counts(self, chunk: OnlineChunk, mask: ChunkMask, values: dict, ids: dict):
+        """Whether a chunk changes maximum or sums: a score is shown, or exp(fill - maximum) is not 0 in some row."""
+        requests = dataclasses.replace(
+            chunk.requests,
+            inputs=[(var, access) for var, access in chunk.requests.inputs if var in mask.reads()],
+        )
+        values = values | self.read(requests, values, ids)
+        unknown = [step for step in mask.steps if (step.eqn.outvars[0], step.out) not in values]
+        shown = _value(
+            requests, self.computed(requests, unknown, values, ids), mask.var, mask.block
+        )
+        fill = mask.fill
+        for eqn in mask.changes:
+            operands = [literal(x) if isinstance(x, jex.Literal) else fill for x in eqn.invars]
+            fill = eqn.primitive.bind(*operands, **eqn.params)
+        maximum = self.maximum[0][...]
+        # Hidden scores of -inf add nothing to a row that is all -inf so far, but larger ones raise its maximum.
+        base = _finite(maximum) if mask.fill == -np.inf else maximum
+        left = getattr(lax, self.online.function)(_as(fill, base.dtype) - base)
+        return lax.bitwise_or(
+            _any(mask.shown(shown)),
+            _any(lax.ne(left, lax.full_like(left, 0))),
+        )
+
+    def rise_by(self, chunk: OnlineChunk, steps: Sequence[Step], values: dict, ids: dict) -> None:
         requests, (maximum, *sums) = chunk.requests, chunk.products
+        values = values | self.read(requests, values, ids)
         (peak, access), (x, of_x) = (
             (maximum.eqn.outvars[0], maximum.out),
             (maximum.eqn.invars[0], maximum.pull.inputs[0]),
@@ -234,8 +272,7 @@ class _OnlineBody:
         old = self.maximum[0][...]
         highest = lax.reduce_max_p.bind(_value(requests, values, x, of_x), **maximum.pull.params)
         new = lax.max(old, _as(highest, old.dtype))
-        # For a row that is all -inf so far: its exponentials are 0, not those of -inf - -inf.
-        base = lax.select(_is_least(new), lax.full_like(new, 0), new)
+        base = _finite(new)
         values[peak, access] = _as(base, peak.aval.dtype)
         values = self.computed(
             requests,
@@ -252,6 +289,7 @@ class _OnlineBody:
 
     def add(self, chunk: OnlineChunk, steps: Sequence[Step], values: dict, ids: dict) -> None:
         """Traces a chunk of a pass without a maximum."""
+        values = values | self.read(chunk.requests, values, ids)
         values = self.computed(chunk.requests, steps, values, ids)
         is_first = self.blocks.first is not None and chunk in (
             self.blocks.first.full,
@@ -374,6 +412,15 @@ def _sum(requests: BlockRequests, values: dict, step: Step, dtype):
 
 def _as(x, dtype):
     return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
+
+
+def _finite(maximum):
+    """The maximum; 0 in rows that are all -inf so far: their exponentials are 0, not those of -inf - -inf."""
+    return lax.select(_is_least(maximum), lax.full_like(maximum, 0), maximum)
+
+
+def _any(x):
+    return lax.reduce_or(x, tuple(range(x.ndim)))
 
 
 def _is_least(x):

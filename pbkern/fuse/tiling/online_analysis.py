@@ -72,6 +72,7 @@ class Online:
       final_eqns: equations from m, the sums and the totals to the group's results.
       outer_extent: elements of another dimension that all totals sum over, such as the heads of queries that share a key; taken
         one by one. 1: there is none, or chunks hold all of it.
+      leaves_out_hidden: whether a chunk of the first pass that a mask hides is left out as the kernel runs.
     """
 
     columns: int
@@ -84,6 +85,7 @@ class Online:
     second_eqns: tuple
     final_eqns: tuple
     outer_extent: int = 1
+    leaves_out_hidden: bool = False
 
     @property
     def first_results(self) -> list:

@@ -266,7 +266,10 @@ def _in_chunks(eqns, plain: Schedule, machine: CostModel) -> Schedule | None:
     None where that is impossible, or where it costs more and near memory holds the scratch of `plain`.
     """
     online = find_online(eqns, [var for var, _ in plain.outputs], machine.sizes)
-    chunks = None if online is None else online_blocks(online, plain.outputs)
+    if online is None:
+        return None
+    online = replace(online, leaves_out_hidden=machine.sizes.leaves_out_hidden)
+    chunks = online_blocks(online, plain.outputs)
     if chunks is None:
         return None
     chunks = _shortened(chunks, plain.outputs, machine.sizes)

@@ -32,6 +32,7 @@ SIZES = Sizes(
     fewest_chunks=8,
     shortest_chunk=32,
     turned_side=0,
+    leaves_out_hidden=True,
     cuts_planes=False,
     # From 64 elements on a step took as long in a kernel as with a launch for each (Zen 4, five bodies, 27 November 2026).
     loop_elements=256,

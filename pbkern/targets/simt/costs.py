@@ -43,6 +43,7 @@ THREAD_SIZES = replace(
     far_row_bytes=512,
     busy_programs=1,
     turned_side=64,
+    leaves_out_hidden=False,
     cuts_planes=True,
     loop_elements=0,
     square_side=64,
