@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
+from pbkern.core.machine import LINE_BYTES
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.checks import can_fail
 from pbkern.dsl.primitives import in_range
@@ -108,7 +109,8 @@ class DirectPlan:
     """One compiled jaxpr as a function of a framework's arrays, to a list of new ones.
 
     The constructor compiles, and raises as compiling does. `checks` are the checks of ranges in the jaxpr, in order: a call
-    with a number out of its range raises.
+    with a number out of its range raises. `donated`: per operand, whether kernels may write a result over it; the result is
+    then the operand.
 
     Attributes:
       run: the function; calling the plan is the same, and 0.1 us slower.
@@ -121,11 +123,13 @@ class DirectPlan:
         options: CompileOptions,
         memory: ArrayMemory,
         checks: Sequence[in_range.Check] = (),
+        donated: tuple[bool, ...] = (),
     ):
+        donated = donated if any(donated) else ()
         with jax.enable_x64(True), _jax.types_kept(jaxpr):
-            self.build: Build = ready(jaxpr, name, options)
+            self.build: Build = ready(jaxpr, name, options, donated)
         self.jaxpr, self._memory, self._target = jaxpr, memory, options.target
-        self._planned = functools.partial(current_plan, jaxpr, name, options)
+        self._planned = functools.partial(current_plan, jaxpr, name, options, donated)
         self._options = options
         self._redirections: list[direct.Redirection] = []
         plan = self.build.fused
@@ -292,11 +296,28 @@ class DirectPlan:
             (k, output.nbytes) for k, output in enumerate(outputs) if output.nbytes >= HUGE_BYTES
         ]
         address, before = memory.address, memory.before_call
+        taken = {result: operand for operand, result in compiled.signature.shared}
+        if taken:
+            large = [(k, nbytes) for k, nbytes in large if k not in taken]
+
+        def fresh(values: Values) -> Values:
+            return [make() for make in makers]
+
+        def over_operands(values: Values) -> Values:
+            """Results in the memory of donated operands; the program copies those that begin within a cache line."""
+            outputs = []
+            for k, make in enumerate(makers):
+                operand = values[reads[taken[k]]] if k in taken else None
+                usable = operand is not None and not address(operand) % LINE_BYTES
+                outputs.append(operand if usable else make())
+            return outputs
+
+        make_outputs = over_operands if taken else fresh
 
         def step(values: Values) -> Values:
             if before is not None:
                 before()
-            outputs = [make() for make in makers]
+            outputs = make_outputs(values)
             for k, nbytes in large:
                 direct.ask_for_huge_pages(address(outputs[k]), nbytes)
             call(

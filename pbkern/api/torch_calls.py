@@ -216,7 +216,9 @@ def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
     )
 
     def compile_jaxpr(graph: CapturedGraph, name: str, device: torch.device) -> DirectPlan:
-        return DirectPlan(graph.jaxpr, name, plain, _memory(plain.target, device), graph.checks)
+        memory = _memory(plain.target, device)
+        donated = graph.donated if plain.target == "cpu" else ()  # others write to new arrays
+        return DirectPlan(graph.jaxpr, name, plain, memory, graph.checks, donated)
 
     checked = plain.target == "cpu"  # on GPUs, eager Torch has no error at the call, either
     return captured.backend(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -25,6 +25,7 @@ class FuseOptions:
         whether it is that.
       rounds: each operation on 16-bit floats rounds its result.
       supports: equation -> None if the target's bodies can contain it, else the reason.
+      donated: per operand of the function, whether kernels may write results into it; (): none.
       edges: what passes decided about pairs of equations, for reports.
     """
 
@@ -37,6 +38,7 @@ class FuseOptions:
     is_default_precision: bool = False
     rounds: bool = False
     supports: Callable[[Any], str | None] = lambda eqn: None
+    donated: tuple[bool, ...] = ()
     edges: list = field(default_factory=list, compare=False)
 
     @classmethod
@@ -45,6 +47,7 @@ class FuseOptions:
         options: object,
         machine: CostModel,
         supports: Callable[[Any], str | None] = lambda eqn: None,
+        donated: Sequence[bool] = (),
     ) -> FuseOptions:
         """From any object; see `plan`."""
         asked = getattr(options, "mm_conv_precision_mode", None)
@@ -62,4 +65,5 @@ class FuseOptions:
             is_default_precision=asked is None and is_matrix_mode,
             rounds=getattr(options, "emulate_precision_casts", False),
             supports=supports,
+            donated=tuple(donated),
         )

@@ -283,7 +283,7 @@ def plan(
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     results, strict = closed.out_avals, bool(getattr(options, "strict_target", False))
-    wanted = FuseOptions.of(options, machine, supports)
+    wanted = FuseOptions.of(options, machine, supports, donated)
     simple = run_passes("jaxpr", FUSE_PASSES, closed, wanted, of=name, failed=passed_over(name))
     with kinds_memoised(), steps_memoised():
         with searches_memoised(), chunks_allowed(wanted.fast):

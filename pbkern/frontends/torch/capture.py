@@ -22,6 +22,7 @@ from jax.extend import core as jex
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jaxprs.walks import atoms, leading_to
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.rounding import rounded
 from pbkern.dsl.primitives import in_range
@@ -90,6 +91,7 @@ class CapturedGraph:
       orders: per tensor among the arguments, the order of dimensions in which the jaxpr takes it.
       draws: whether it takes a seed.
       checks: the checks of ranges in the jaxpr, in order.
+      donated: per tensor among the arguments, whether kernels may write its new elements, one of the first results, over it.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -97,6 +99,7 @@ class CapturedGraph:
     orders: tuple[Order | None, ...]
     draws: bool
     checks: tuple[in_range.Check, ...] = ()
+    donated: tuple[bool, ...] = ()
 
 
 CPU = torch.device("cpu")
@@ -189,6 +192,7 @@ def capture(
     rounds: bool = False,
     views: bool = True,
     shared: bool = False,
+    updated: tuple[int, ...] = (),
 ) -> CapturedGraph:
     """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled.
 
@@ -196,16 +200,22 @@ def capture(
     else all are row-major. checked: whether indices and divisors are checked. rounds: whether each
     operator rounds its 16-bit results. views: whether results that are views of arguments or of other
     results stay views; else the jaxpr makes arrays of them. shared: whether those that are views of a
-    value that is no result share its memory, too; AOTAutograd sees to that where gradients are taken.
+    value that is no result share its memory, too; AOTAutograd sees to that where gradients are taken. updated: numbers of
+    arguments whose new elements the last results are (updates.py).
     """
     module = shapes.concrete(module, arguments)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     returned = _returned(module)
     results = dict.fromkeys(node for node in returned if isinstance(node, torch.fx.Node))
-    computed = [node for node in results if node not in placeholders]
-    sources = _views(computed, placeholders, shared) if views else {}
-    viewed = (source for source, _ in sources.values() if source not in placeholders)
-    stored = dict.fromkeys([*(node for node in computed if node not in sources), *viewed])
+    written = [placeholders[number] for number in updated]
+    unchanged = [node for node in placeholders if node not in written]
+    computed = [node for node in results if node not in unchanged]
+    in_place = _in_place(returned, written, strided)
+    sources = _views([n for n in computed if n not in in_place], unchanged, shared) if views else {}
+    viewed = (source for source, _ in sources.values() if source not in unchanged)
+    stored = dict.fromkeys(
+        [*in_place, *(node for node in computed if node not in sources), *viewed]
+    )
     places: dict[torch.fx.Node, Any] = {}
     steps: dict[torch.fx.Node, tuple[Callable[[Any], Any], ...]] = {}
     checks: list[in_range.Check] = []
@@ -239,8 +249,14 @@ def capture(
     types = [_in_memory(value, order) for value, order in zip(values, orders)]
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(run)(*types, *([SEED] if draws else []))
-    jaxpr = _views_apart(jaxpr, places) if strided else jaxpr
-    places |= {placeholder: GraphArgument(k) for k, placeholder in enumerate(placeholders)}
+    apart = {node: place for node, place in places.items() if node not in in_place}
+    jaxpr = _views_apart(jaxpr, apart) if strided else jaxpr
+    places |= apart
+    places |= {
+        placeholder: GraphArgument(k)
+        for k, placeholder in enumerate(placeholders)
+        if placeholder not in written
+    }
     places |= {
         node: ResultView(places[source], steps[node]) for node, (source, _) in sources.items()
     }
@@ -250,7 +266,73 @@ def capture(
         orders,
         draws,
         tuple(checks),
+        _donated(
+            jaxpr,
+            [placeholders[k] for k, x in enumerate(arguments) if isinstance(x, torch.Tensor)],
+            in_place,
+            checks,
+        ),
     )
+
+
+def _in_place(
+    returned: Sequence[Any], written: Sequence[torch.fx.Node], strided: bool
+) -> dict[torch.fx.Node, torch.fx.Node]:
+    """New elements, which may take the place of the old ones -> the argument, in the order of arguments.
+
+    They are no other result, have the type of the argument, and lie in memory as its elements do.
+    """
+    values = returned[len(returned) - len(written) :]
+    pairs = {}
+    for node, argument in sorted(
+        zip(values, written), key=lambda pair: list(written).index(pair[1])
+    ):
+        if (
+            isinstance(node, torch.fx.Node)
+            and node.op == "call_function"
+            and returned.count(node) == 1
+        ):
+            old, new = argument.meta["val"], node.meta.get("val")
+            alike = isinstance(new, torch.Tensor) and (new.dtype, new.shape) == (
+                old.dtype,
+                old.shape,
+            )
+            if (
+                alike
+                and (not strided or order_of(new) == order_of(old))
+                and argument not in returned
+            ):
+                pairs[node] = argument
+    return pairs
+
+
+def _donated(
+    jaxpr: jex.ClosedJaxpr,
+    tensors: Sequence[torch.fx.Node],
+    in_place: Mapping[torch.fx.Node, torch.fx.Node],
+    checks: Sequence[in_range.Check],
+) -> tuple[bool, ...]:
+    """Per tensor, whether it may be overwritten.
+
+    Ranges are checked after a call, of operands as they were. Donated operands meet results in their order, so that operands of
+    one type are donated all or none.
+    """
+    eqns = jaxpr.jaxpr.eqns
+    checked: set[Any] = set()
+    if checks:
+        asked = [
+            atom for eqn in eqns if eqn.primitive is in_range.in_range_p for atom in atoms(eqn)
+        ]
+        checked = {*asked, *(atom for eqn in leading_to(eqns, asked) for atom in atoms(eqn))}
+    overwritten = {
+        node: (_type(var).shape, _type(var).dtype)
+        for node, var in zip(tensors, jaxpr.jaxpr.invars)
+        if node in in_place.values()
+    }
+    refused = {
+        overwritten.get(node) for node, var in zip(tensors, jaxpr.jaxpr.invars) if var in checked
+    }
+    return tuple(node in overwritten and overwritten[node] not in refused for node in tensors)
 
 
 def _returned(module: torch.fx.GraphModule) -> Sequence[Any]:

@@ -6,6 +6,7 @@ How a captured jaxpr becomes a function of tensors is the caller's (api/torch_ca
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -21,7 +22,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from pbkern.core.errors import FallbackWarning, UnsupportedOp
 from pbkern.core.lazy_dataclass import dataclass
 
-from . import recurrent, shapes
+from . import recurrent, shapes, updates
 from .capture import (
     CPU,
     CapturedGraph,
@@ -80,6 +81,7 @@ class Runner:
     """A graph whose operators the table has, as a function of a list of arguments.
 
     It compiles for new shapes and numbers. Unless strict, operators that the table lacks for some of these run in Torch then.
+    updated: numbers of arguments whose new elements its last results are (updates.py).
     """
 
     def __init__(
@@ -89,9 +91,10 @@ class Runner:
         compile_jaxpr: Compile,
         graph: Graph,
         strict: bool,
+        updated: tuple[int, ...] = (),
     ):
         self.module, self.name, self.compile, self.graph = module, name, compile_jaxpr, graph
-        self.strict = strict
+        self.strict, self.updated = strict, updated
         self.symbolic = shapes.is_symbolic(module)
         self.captured: CapturedGraph | None = None  # of the only shapes, before the first call
         self._made: dict[tuple, Callable[[Sequence[Any]], list[Any]]] = {}
@@ -107,6 +110,7 @@ class Runner:
             checked=graph.checked,
             rounds=graph.rounds,
             shared=graph.kind == "inference",
+            updated=self.updated,
         )
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
@@ -128,8 +132,14 @@ class Runner:
                 module = shapes.concrete(self.module, arguments)
                 if self.strict or not self.symbolic or shapes.is_symbolic(module):
                     raise
-                in_parts = compiled_graph(
-                    module, arguments, self.name, self.compile, self.graph, self.strict
+                in_parts = _compiled_graph(
+                    module,
+                    arguments,
+                    self.name,
+                    self.compile,
+                    self.graph,
+                    self.strict,
+                    self.updated,
                 )
                 several = _returns_several(module)
                 run = lambda arguments: [*in_parts(arguments)] if several else [in_parts(arguments)]
@@ -213,11 +223,25 @@ def compiled_graph(
 
     If strict, it raises UnsupportedOp.
     """
+    module, updated = updates.apart(module)
+    run = _compiled_graph(module, examples, name, compile_jaxpr, graph, strict, updated)
+    return _boxed(updates.stored(run, updated)) if updated else run
+
+
+def _compiled_graph(
+    module: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    name: str,
+    compile_jaxpr: Compile,
+    graph: Graph,
+    strict: bool,
+    updated: tuple[int, ...],
+) -> Callable:
     missing = unsupported(module.graph, graph.device)
     if missing and strict:
         raise _all_of(missing)
     if not missing:
-        whole = Runner(module, name, compile_jaxpr, graph, strict)
+        whole = Runner(module, name, compile_jaxpr, graph, strict, updated)
         try:
             if not whole.symbolic:
                 whole.captured = whole.capture(examples)
@@ -349,7 +373,10 @@ def backend(
 
             return compile_one
 
+        # Where gradients are taken, AOTAutograd stores new elements of arguments itself.
+        is_inference = not (torch.is_grad_enabled() and _has_gradients(module, inputs))
         return aot_autograd(
+            keep_inference_input_mutations=is_inference,
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
@@ -358,6 +385,12 @@ def backend(
         )(module, inputs)
 
     return compile_graph
+
+
+def _has_gradients(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether one of a graph's tensors requires gradients."""
+    tensors = (operand for operand in inputs if isinstance(operand, torch.Tensor))
+    return any(tensor.requires_grad for tensor in itertools.chain(tensors, module.parameters()))
 
 
 def _device(inputs: Sequence[Any], number: int, place: str) -> torch.device:

@@ -2,7 +2,8 @@
 
 `x.at[1:-1].set(v)` traces to a scatter whose indices are computed from literals. Where the place is
 known, or the window is one element wide where it is not, the result is a select on index ranges: it
-can be tiled and fused, and lowering cuts its nests at the boundaries. Other scatters stay. A gather
+can be tiled and fused, and lowering cuts its nests at the boundaries. Other scatters stay, and so do small windows of
+donated operands, which are written in place. A gather
 of one window at a known place becomes a slice, top_k the first elements of a sort.
 """
 
@@ -24,6 +25,7 @@ from pbkern.core.ops.top_k import by_sorting
 from pbkern.core.passes import threshold
 from pbkern.dsl.interpret import numpy_result
 from pbkern.fuse.access.windows_contractions import REDUCERS
+from pbkern.fuse.cost.kinds import is_alias
 from pbkern.fuse.simplify.driver import retrace
 
 from .sorted_prefix import first_sorted
@@ -129,6 +131,14 @@ class UpdatesToSelects:
     most_indices: int = threshold(
         4096, "elements of an array of known indices: larger ones are data. Source: not recorded"
     )
+    least_share: int = threshold(
+        8,
+        "elements of a donated operand for each in a window that is written in place, at least: a select reads and writes them "
+        "all, but fuses. Source: that of updates in place, not recorded",
+    )
+    few_updates: int = threshold(
+        1 << 14, "elements of such a window, at most. Source: that of updates in place"
+    )
 
     def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
         names = {*SCATTERS, "gather", "dynamic_slice", "dynamic_update_slice", "top_k"}
@@ -143,20 +153,48 @@ class UpdatesToSelects:
             return closed
         constants = Constants(closed, self.most_indices)
         outer = set(map(id, closed.jaxpr.eqns))
+        in_place = self.in_place(closed.jaxpr, getattr(options, "donated", ()))
 
         def scatter(eqn, operands):
+            if id(eqn) in in_place:
+                return None
             # In a loop XLA writes a moving window in place; a select would touch the whole array each
             # step.
             return _scatter(eqn, operands, constants, moving=id(eqn) in outer)
+
+        def update_slice(eqn, operands):
+            return None if id(eqn) in in_place else _dynamic_update_slice(eqn, operands, constants)
 
         rewrites: dict = dict.fromkeys(SCATTERS, scatter)
         rewrites["top_k"] = lambda eqn, operands: by_sorting(eqn, operands, first_sorted)
         rewrites["dynamic_slice"] = lambda eqn, operands: _dynamic_slice(eqn, operands, constants)
         rewrites["gather"] = lambda eqn, operands: _gather(eqn, operands, constants)
-        rewrites["dynamic_update_slice"] = lambda eqn, operands: _dynamic_update_slice(
-            eqn, operands, constants
-        )
+        rewrites["dynamic_update_slice"] = update_slice
         return retrace(closed, rewrites)
+
+    def in_place(self, jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> set[int]:
+        """ids of updates of small windows, one after the other, between a donated operand and a result."""
+        written = {var for var, given in zip(jaxpr.invars, donated) if given}
+        steps: dict[jex.Var, jex.JaxprEqn] = {}
+        for eqn in jaxpr.eqns if written else ():
+            if (is_alias(eqn) or self._is_small(eqn)) and eqn.invars[0] in written:
+                (result,) = eqn.outvars
+                written.add(result)
+                steps[result] = eqn
+        found: set[int] = set()
+        for result in jaxpr.outvars:
+            while not isinstance(result, jex.Literal) and result in steps:
+                found.add(id(steps[result]))
+                result = steps[result].invars[0]
+        return found
+
+    def _is_small(self, eqn) -> bool:
+        name = eqn.primitive.name
+        if name not in SCATTERS and name != "dynamic_update_slice":
+            return False
+        window = array_aval(eqn.invars[2 if name in SCATTERS else 1]).size
+        whole = array_aval(eqn.invars[0]).size
+        return 0 < window <= self.few_updates and window * self.least_share <= whole
 
 
 # ---- slices and updates at constant starts

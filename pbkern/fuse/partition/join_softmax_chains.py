@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pbkern.core.jaxprs.walks import atoms
+from pbkern.core.jaxprs.walks import atoms, leading_to
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, DATA_MOVEMENT
 from pbkern.fuse.graph import Node
+from pbkern.fuse.tiling.online_analysis import EXPONENTIALS
 
 from .partitioner import Partitioner
 
@@ -25,7 +26,7 @@ def are_scores(values: Iterable, eqns: Sequence) -> bool:
     ended: set[str] = set()
     for eqn in eqns:
         reads = bool(weights) and any(atom in weights for atom in atoms(eqn))
-        if eqn.primitive.name in ("exp", "exp2") or (reads and _passes(eqn)):
+        if eqn.primitive.name in EXPONENTIALS or (reads and _passes(eqn)):
             weights.update(eqn.outvars)
         elif reads:
             ended.add(
@@ -65,6 +66,8 @@ class JoinSoftmaxChains(ScoresLimit):
 
     def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         for group in parts.groups():
+            if group not in parts.nodes:  # it has joined another
+                continue
             users, aliases = parts.readers(group)
             if len(users) < 2 or any(user.kind != "group" for user in users):
                 continue
@@ -73,10 +76,11 @@ class JoinSoftmaxChains(ScoresLimit):
                 {id(eqn): eqn for member in inside for eqn in member.eqns}.values(),
                 key=lambda eqn: parts.order[id(eqn)],
             )
-            if are_scores(group.outputs, eqns) and not any(
-                _leads_around(parts, user, inside) for user in users
-            ):
-                _join(parts, inside, eqns, self.scores_slack)
+            if not are_scores(group.outputs, eqns):
+                continue
+            around = any(_leads_around(parts, user, inside) for user in users)
+            if around or not _join(parts, inside, eqns, self.scores_slack):
+                _join_ends(parts, group, aliases, users, self.scores_slack)
         return parts
 
 
@@ -86,7 +90,7 @@ def _leads_around(parts: Partitioner, user: Node, inside: list[Node]) -> bool:
     return any(parts.reaches(outside, member) for member in inside)
 
 
-def _join(parts: Partitioner, inside: list[Node], eqns: list, slack: float) -> None:
+def _join(parts: Partitioner, inside: list[Node], eqns: list, slack: float) -> bool:
     """Makes the nodes `inside`, which compute `eqns`, one group if it takes less than `slack` of their time."""
     *earlier, last = inside
     outputs = [
@@ -103,3 +107,85 @@ def _join(parts: Partitioner, inside: list[Node], eqns: list, slack: float) -> N
         for other in earlier:
             parts.drop(other)
         parts.set_group(last, eqns, outputs, schedule)
+    return ok
+
+
+def _join_ends(
+    parts: Partitioner, group: Node, aliases: list[Node], users: list[Node], slack: float
+) -> None:
+    """Joins a group of scores with the sums and products in its readers, whose other equations stay where they are.
+
+    A reader may hold a layer's next product, which nothing makes one group with attention.
+    """
+    computed = [*group.eqns, *(eqn for alias in aliases for eqn in alias.eqns)]
+    weights = _weights(computed)
+    inside = [group, *aliases, *users]
+    ends, rests = [], {}
+    for user in users:
+        of_user = _ends(user.eqns, weights)
+        ended = {var for eqn in of_user for var in eqn.outvars}
+        rest = leading_to(user.eqns, set(user.outputs) - ended, ended)
+        ends += of_user
+        rests[id(user)] = rest
+        computed += leading_to(user.eqns, ended)
+    eqns = sorted({id(eqn): eqn for eqn in computed}.values(), key=lambda eqn: parts.order[id(eqn)])
+    made = {var for eqn in eqns for var in eqn.outvars}
+    read = {atom for eqn in eqns for atom in atoms(eqn)} - made
+    makers = [node for var in read for node in parts.nodes_of.get(id(parts.makers.get(var)), ())]
+    after = parts.successors(group)
+    if not ends or not any(rests.values()) or any(parts.reaches(after, maker) for maker in makers):
+        return
+    needed = {atom for rest in rests.values() for eqn in rest for atom in atoms(eqn)}
+    outputs = [
+        var
+        for var in dict.fromkeys((*group.outputs, *(v for eqn in ends for v in eqn.outvars)))
+        if var in parts.results
+        or var in needed
+        or any(user not in inside for user in parts.users(var))
+    ]
+    schedule, why = parts.attempt(eqns, outputs, None, eqns[-1], parts.fits_chain)
+    left = {
+        id(user): parts.attempt(rest, user.outputs, None, rest[-1])[0]
+        for user in users
+        if (rest := rests[id(user)])
+    }
+    before = sum(member.seconds for member in (group, *users))
+    if schedule is None or None in left.values():
+        parts.record(group.eqns[-1], False, why, before, schedule, slack)
+        return
+    after_seconds = sum(other.cost.seconds for other in (schedule, *filter(None, left.values())))
+    ok = after_seconds < before * slack
+    parts.record(group.eqns[-1], ok, why, before, schedule, slack)
+    if not ok:
+        return
+    for alias in aliases:
+        parts.drop(alias)
+    parts.set_group(group, eqns, outputs, schedule)
+    for user in users:
+        of_rest = left.get(id(user))
+        if of_rest is None:
+            parts.drop(user)
+        else:
+            parts.set_group(user, rests[id(user)], user.outputs, of_rest)
+
+
+def _weights(eqns: Sequence) -> set:
+    """Exponentials, and what elementwise operations make of them."""
+    weights: set = set()
+    for eqn in eqns:
+        reads = any(atom in weights for atom in atoms(eqn))
+        if eqn.primitive.name in EXPONENTIALS or (reads and _passes(eqn)):
+            weights.update(eqn.outvars)
+    return weights
+
+
+def _ends(eqns: Sequence, weights: Iterable) -> list:
+    """The sums and products of exponentials, and of what elementwise operations make of them."""
+    weights, ends = set(weights), []
+    for eqn in eqns:
+        if any(atom in weights for atom in atoms(eqn)):
+            if _passes(eqn):
+                weights.update(eqn.outvars)
+            else:
+                ends.append(eqn)
+    return ends

@@ -59,15 +59,17 @@ def attention(call, q, k, v, dropout, causal, *, attn_mask, scale):
     k, v = (_shared(x, q.shape[-3]) for x in (k, v))
     scores = _scores(q, k, causal, attn_mask, scale)
     top = scores.max(-1, keepdims=True)
-    if attn_mask is not None:
-        top = jnp.where(top == -np.inf, 0, top)
-    weights = jnp.exp(scores - top)
+    weights = jnp.exp(
+        scores - top
+    )  # NaN in rows without keys, which are replaced last: so the rest is softmax
     total = weights.sum(-1, keepdims=True)
-    shown = jnp.where(total == 0, 1, total) if attn_mask is not None else total
-    result = jnp.matmul(weights / shown, v.astype(weights.dtype))
-    return result, (jnp.log(total) + top)[..., 0] if 1 in call.used else jnp.zeros(
-        call.shapes[1], total.dtype
-    )
+    result = jnp.matmul(weights / total, v.astype(weights.dtype))
+    logarithms = jnp.log(total) + top if 1 in call.used else jnp.zeros_like(total)
+    if attn_mask is not None:
+        is_empty = top == -np.inf
+        result = jnp.where(is_empty, 0, result)
+        logarithms = jnp.where(is_empty, -np.inf, logarithms)
+    return result, logarithms.reshape(call.shapes[1])
 
 
 @op("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
