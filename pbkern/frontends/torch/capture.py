@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -210,7 +210,7 @@ def capture(
     written = [placeholders[number] for number in updated]
     unchanged = [node for node in placeholders if node not in written]
     computed = [node for node in results if node not in unchanged]
-    in_place = _in_place(returned, written, strided)
+    in_place = _in_place(returned, placeholders, updated, strided)
     sources = _views([n for n in computed if n not in in_place], unchanged, shared) if views else {}
     viewed = (source for source, _ in sources.values() if source not in unchanged)
     stored = dict.fromkeys(
@@ -276,34 +276,39 @@ def capture(
 
 
 def _in_place(
-    returned: Sequence[Any], written: Sequence[torch.fx.Node], strided: bool
+    returned: Sequence[Any],
+    placeholders: Sequence[torch.fx.Node],
+    updated: Sequence[int],
+    strided: bool,
 ) -> dict[torch.fx.Node, torch.fx.Node]:
     """New elements, which may take the place of the old ones -> the argument, in the order of arguments.
 
-    They are no other result, have the type of the argument, and lie in memory as its elements do.
+    They have the type of the argument, and lie in memory as its elements do. No other result is them, or a view of them.
     """
-    values = returned[len(returned) - len(written) :]
+    results = returned[: len(returned) - len(updated)]
+    viewed = {source for result in results for source in _sources(result)}
     pairs = {}
-    for node, argument in sorted(
-        zip(values, written), key=lambda pair: list(written).index(pair[1])
-    ):
-        if (
-            isinstance(node, torch.fx.Node)
-            and node.op == "call_function"
-            and returned.count(node) == 1
-        ):
-            old, new = argument.meta["val"], node.meta.get("val")
-            alike = isinstance(new, torch.Tensor) and (new.dtype, new.shape) == (
-                old.dtype,
-                old.shape,
-            )
-            if (
-                alike
-                and (not strided or order_of(new) == order_of(old))
-                and argument not in returned
-            ):
-                pairs[node] = argument
+    for number, node in sorted(zip(updated, returned[len(results) :]), key=lambda pair: pair[0]):
+        argument = placeholders[number]
+        is_alone = returned.count(node) == 1 and node not in viewed and argument not in returned
+        is_computed = isinstance(node, torch.fx.Node) and node.op == "call_function"
+        if is_alone and is_computed and _lie_alike(argument, node, strided):
+            pairs[node] = argument
     return pairs
+
+
+def _sources(result: Any) -> Iterator[torch.fx.Node]:
+    """The values of which a result is a view, one of the other."""
+    while isinstance(result, torch.fx.Node) and _is_view(result):
+        result = result.args[0]
+        yield result  # type: ignore[misc]
+
+
+def _lie_alike(old: torch.fx.Node, new: torch.fx.Node, strided: bool) -> bool:
+    x, y = old.meta["val"], new.meta.get("val")
+    if not isinstance(y, torch.Tensor) or (x.dtype, x.shape) != (y.dtype, y.shape):
+        return False
+    return not strided or order_of(x) == order_of(y)
 
 
 def _donated(

@@ -175,18 +175,19 @@ class UpdatesToSelects:
     def in_place(self, jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> set[int]:
         """ids of updates of small windows, one after the other, between a donated operand and a result."""
         written = {var for var, given in zip(jaxpr.invars, donated) if given}
-        steps: dict[jex.Var, jex.JaxprEqn] = {}
+        steps: dict[object, jex.JaxprEqn] = {}
         for eqn in jaxpr.eqns if written else ():
             if (is_alias(eqn) or self._is_small(eqn)) and eqn.invars[0] in written:
                 (result,) = eqn.outvars
                 written.add(result)
                 steps[result] = eqn
-        found: set[int] = set()
-        for result in jaxpr.outvars:
-            while not isinstance(result, jex.Literal) and result in steps:
-                found.add(id(steps[result]))
-                result = steps[result].invars[0]
-        return found
+        windows: set[int] = set()
+        value: object
+        for value in jaxpr.outvars:
+            while not isinstance(value, jex.Literal) and value in steps:
+                windows.add(id(steps[value]))
+                value = steps[value].invars[0]
+        return windows
 
     def _is_small(self, eqn) -> bool:
         name = eqn.primitive.name

@@ -117,35 +117,36 @@ def _join_ends(
 
     A reader may hold a layer's next product, which nothing makes one group with attention.
     """
-    computed = [*group.eqns, *(eqn for alias in aliases for eqn in alias.eqns)]
-    weights = _weights(computed)
+    joined = [*group.eqns, *(eqn for alias in aliases for eqn in alias.eqns)]
+    weights = _weights(joined)
     inside = [group, *aliases, *users]
-    ends, rests = [], {}
+    rests, outputs_of_rests = {}, {}
     for user in users:
-        of_user = _ends(user.eqns, weights)
-        ended = {var for eqn in of_user for var in eqn.outvars}
-        rest = leading_to(user.eqns, set(user.outputs) - ended, ended)
-        ends += of_user
-        rests[id(user)] = rest
-        computed += leading_to(user.eqns, ended)
-    eqns = sorted({id(eqn): eqn for eqn in computed}.values(), key=lambda eqn: parts.order[id(eqn)])
-    made = {var for eqn in eqns for var in eqn.outvars}
-    read = {atom for eqn in eqns for atom in atoms(eqn)} - made
+        ended = {var for eqn in _ends(user.eqns, weights) for var in eqn.outvars}
+        outputs_of_rests[id(user)] = [var for var in user.outputs if var not in ended]
+        rests[id(user)] = leading_to(user.eqns, outputs_of_rests[id(user)], ended)
+        joined += leading_to(user.eqns, ended)
+    eqns = sorted({id(eqn): eqn for eqn in joined}.values(), key=lambda eqn: parts.order[id(eqn)])
+    read = _read(eqns)
     makers = [node for var in read for node in parts.nodes_of.get(id(parts.makers.get(var)), ())]
     after = parts.successors(group)
-    if not ends or not any(rests.values()) or any(parts.reaches(after, maker) for maker in makers):
+    stays = not any(rests.values()) or len(joined) == len(group.eqns)
+    if stays or any(parts.reaches(after, maker) for maker in makers):
         return
-    needed = {atom for rest in rests.values() for eqn in rest for atom in atoms(eqn)}
+    of_rests = {var for rest in rests.values() for eqn in rest for var in eqn.outvars}
+    needed = {var for rest in rests.values() for var in _read(rest)}
+    given = {var for member in inside for var in member.outputs} - of_rests
     outputs = [
         var
-        for var in dict.fromkeys((*group.outputs, *(v for eqn in ends for v in eqn.outvars)))
-        if var in parts.results
-        or var in needed
-        or any(user not in inside for user in parts.users(var))
+        for eqn in eqns
+        for var in eqn.outvars
+        if var in needed
+        or (var in given and var in parts.results)
+        or (var in given and any(user not in inside for user in parts.users(var)))
     ]
     schedule, why = parts.attempt(eqns, outputs, None, eqns[-1], parts.fits_chain)
     left = {
-        id(user): parts.attempt(rest, user.outputs, None, rest[-1])[0]
+        id(user): parts.attempt(rest, outputs_of_rests[id(user)], None, rest[-1])[0]
         for user in users
         if (rest := rests[id(user)])
     }
@@ -166,7 +167,14 @@ def _join_ends(
         if of_rest is None:
             parts.drop(user)
         else:
-            parts.set_group(user, rests[id(user)], user.outputs, of_rest)
+            parts.set_group(user, rests[id(user)], outputs_of_rests[id(user)], of_rest)
+
+
+def _read(eqns: Sequence) -> set:
+    """Values that equations read and do not make."""
+    return {atom for eqn in eqns for atom in atoms(eqn)} - {
+        var for eqn in eqns for var in eqn.outvars
+    }
 
 
 def _weights(eqns: Sequence) -> set:
