@@ -21,7 +21,7 @@ from pbkern import config
 from pbkern.core.errors import OptionError
 from pbkern.core.process import disk_cache
 from pbkern.targets import get_target, mlir
-from pbkern.targets.cpu.machines import detect, devices
+from pbkern.targets.cpu.machines import cores, detect, devices
 from tests.native.test_product_orientations import FORMS, operands
 
 FMA = """
@@ -258,6 +258,46 @@ def test_the_refusal_names_what_runs(monkeypatch):
     assert "znver4" not in e.value.hint
     assert "alderlake" not in e.value.hint  # gfni
     assert "neoverse" not in e.value.hint
+
+
+WIDE_FLAGS = f"{X86_FLAGS.strip()} avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "level", "further"),
+    [
+        (f"{X86_FLAGS.strip()} sse4a 3dnowprefetch", "x86-64-v3", {"prfchw"}),
+        (f"{WIDE_FLAGS} sse4a gfni", "x86-64-v4", {"avx512bf16", "gfni"}),
+        (WIDE_FLAGS, None, set()),
+        ("flags : avx sse4a", None, set()),
+    ],
+    ids=["avx2", "avx512", "no sse4a", "no level"],
+)
+def test_code_for_the_processor_at_hand_has_all_but_sse4a(flags, level, further, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    for module in (devices, detect):
+        monkeypatch.setattr(module, "cpuinfo", lambda: f"vendor_id : AuthenticAMD\n{flags}\n")
+    processor = devices._processor_at_hand.__wrapped__()
+    if level is None:
+        assert processor is None
+    else:
+        cpu, tune, sets = processor
+        assert cpu == level
+        assert tune.startswith("znver")
+        assert set(sets) == {*cores.LEVELS[level], *further}
+
+
+def test_pairs_of_signed_bytes_are_packed_without_sse4a():
+    """LLVM may shuffle them by insertq, fifty times as slow while upper halves of registers are in use."""
+
+    def product(x, w):
+        return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-128, 128, (rows, 256), np.int8) for rows in (16, 128))
+    compiled = pbkern.jit(product)
+    assert re.search("insertq|extrq", compiled.as_text(x, w, stage="asm")) is None
+    np.testing.assert_array_equal(compiled(x, w), x.astype(np.int32) @ w.T.astype(np.int32))
 
 
 def test_names_of_arm_machines_run_on_arm(monkeypatch):
