@@ -300,6 +300,37 @@ def test_pairs_of_signed_bytes_are_packed_without_sse4a():
     np.testing.assert_array_equal(compiled(x, w), x.astype(np.int32) @ w.T.astype(np.int32))
 
 
+@needs_v3
+@pytest.mark.parametrize(
+    ("depth", "columns", "dtype", "along"),
+    [
+        (3000, 8, "float32", "d1"),
+        (2001, 5, "float32", "d1"),
+        (3000, 8, "int32", "d1"),
+        (512, 8, "float32", "k2"),  # the copy stays in the first cache
+        (9000, 8, "float32", "k2"),  # it leaves the second one
+        (3000, 2, "float32", "k2"),
+        (3000, 8, "float16", "k2"),
+    ],
+)
+def test_few_columns_that_are_far_have_vectors_along_them(depth, columns, dtype, along):
+    shapes = [jax.ShapeDtypeStruct(s, dtype) for s in ((10000, depth), (depth, columns))]
+    with config.override(machine="x86-64-v3"):
+        schedule = pbkern.jit(jnp.matmul).as_text(*shapes, stage="schedule")
+    assert re.search(rf"nest \[d0<\d+, d1<{columns}, .*vector='{along}'", schedule)
+
+
+@needs_v3
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(4100, 1101, 8), (5003, 1100, 7)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_products_by_few_columns_that_are_far(rows, depth, columns, dtype):
+    rng = np.random.default_rng(depth)
+    x, w = (rng.integers(-9, 10, s) for s in ((rows, depth), (depth, columns)))
+    with config.override(machine="x86-64-v3"), jax.enable_x64(dtype == "float64"):
+        got = pbkern.jit(jnp.matmul)(jnp.asarray(x, dtype), jnp.asarray(w, dtype))
+    np.testing.assert_array_equal(got, x @ w)
+
+
 def test_names_of_arm_machines_run_on_arm(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(devices, "cpuinfo", lambda: ARM_FLAGS)
