@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from tests.lowered import lowered
+from tests.lowered import lowered, on
 
 ERRORS = {"bfloat16": 6e-3, "float16": 1e-3, "float32": 2e-6, "float64": 1e-14}
 
@@ -69,6 +69,29 @@ def test_mechanisms_are_at_work():
     words = nests(jnp.matmul, (8192, 2048), (2048, 8), dtype="bfloat16")
     assert "dot by dpbf16ps= %a0.words" in words
     assert "d1<8, k2<1024*" in words
+
+
+@pytest.mark.parametrize(
+    ("columns", "parts"), [(4096, 2), (4100, 2), (1000, 2), (32768, 8), (10, 1)]
+)
+def test_each_core_has_one_part_of_long_rows(columns, parts):
+    """Two cores: a product of one row reads its operand once, parts of rows as long as sums that stay near."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((3000,), (3000, columns))]
+    with on():
+        (kernel,) = pbkern.jit(lambda v, x: v @ x).kernels(*shapes)
+    assert np.prod(kernel.grid, dtype=int) == parts
+
+
+@pytest.mark.parametrize(("depth", "columns"), [(77, 9001), (1025, 4100), (300, 5000), (3, 40000)])
+def test_products_of_one_row_in_parts(depth, columns):
+    r = np.random.default_rng(depth)
+    got, (v, x) = compared(
+        lambda v, x: v @ x + 1,
+        r.normal(size=depth),
+        r.normal(size=(depth, columns)),
+        dtype="float32",
+    )
+    np.testing.assert_allclose(got, v @ x + 1, rtol=0, atol=2e-6 * np.abs(v @ x).max())
 
 
 @pytest.mark.parametrize(("columns", "rows", "depth"), [(112, 256, 320), (35, 7, 33), (112, 1, 9)])

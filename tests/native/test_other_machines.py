@@ -21,7 +21,7 @@ from pbkern import config
 from pbkern.core.errors import OptionError
 from pbkern.core.process import disk_cache
 from pbkern.targets import get_target, mlir
-from pbkern.targets.cpu.machines import detect, devices
+from pbkern.targets.cpu.machines import cores, detect, devices
 from tests.native.test_product_orientations import FORMS, operands
 
 FMA = """
@@ -258,6 +258,77 @@ def test_the_refusal_names_what_runs(monkeypatch):
     assert "znver4" not in e.value.hint
     assert "alderlake" not in e.value.hint  # gfni
     assert "neoverse" not in e.value.hint
+
+
+WIDE_FLAGS = f"{X86_FLAGS.strip()} avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "level", "further"),
+    [
+        (f"{X86_FLAGS.strip()} sse4a 3dnowprefetch", "x86-64-v3", {"prfchw"}),
+        (f"{WIDE_FLAGS} sse4a gfni", "x86-64-v4", {"avx512bf16", "gfni"}),
+        (WIDE_FLAGS, None, set()),
+        ("flags : avx sse4a", None, set()),
+    ],
+    ids=["avx2", "avx512", "no sse4a", "no level"],
+)
+def test_code_for_the_processor_at_hand_has_all_but_sse4a(flags, level, further, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    for module in (devices, detect):
+        monkeypatch.setattr(module, "cpuinfo", lambda: f"vendor_id : AuthenticAMD\n{flags}\n")
+    processor = devices._processor_at_hand.__wrapped__()
+    if level is None:
+        assert processor is None
+    else:
+        cpu, tune, sets = processor
+        assert cpu == level
+        assert tune.startswith("znver")
+        assert set(sets) == {*cores.LEVELS[level], *further}
+
+
+def test_pairs_of_signed_bytes_are_packed_without_sse4a():
+    """LLVM may shuffle them by insertq, fifty times as slow while upper halves of registers are in use."""
+
+    def product(x, w):
+        return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-128, 128, (rows, 256), np.int8) for rows in (16, 128))
+    compiled = pbkern.jit(product)
+    assert re.search("insertq|extrq", compiled.as_text(x, w, stage="asm")) is None
+    np.testing.assert_array_equal(compiled(x, w), x.astype(np.int32) @ w.T.astype(np.int32))
+
+
+@needs_v3
+@pytest.mark.parametrize(
+    ("depth", "columns", "dtype", "along"),
+    [
+        (3000, 8, "float32", "d1"),
+        (2001, 5, "float32", "d1"),
+        (3000, 8, "int32", "d1"),
+        (512, 8, "float32", "k2"),  # the copy stays in the first cache
+        (9000, 8, "float32", "k2"),  # it leaves the second one
+        (3000, 2, "float32", "k2"),
+        (3000, 8, "float16", "k2"),
+    ],
+)
+def test_few_columns_that_are_far_have_vectors_along_them(depth, columns, dtype, along):
+    shapes = [jax.ShapeDtypeStruct(s, dtype) for s in ((10000, depth), (depth, columns))]
+    with config.override(machine="x86-64-v3"):
+        schedule = pbkern.jit(jnp.matmul).as_text(*shapes, stage="schedule")
+    assert re.search(rf"nest \[d0<\d+, d1<{columns}, .*vector='{along}'", schedule)
+
+
+@needs_v3
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(4100, 1101, 8), (5003, 1100, 7)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_products_by_few_columns_that_are_far(rows, depth, columns, dtype):
+    rng = np.random.default_rng(depth)
+    x, w = (rng.integers(-9, 10, s) for s in ((rows, depth), (depth, columns)))
+    with config.override(machine="x86-64-v3"), jax.enable_x64(dtype == "float64"):
+        got = pbkern.jit(jnp.matmul)(jnp.asarray(x, dtype), jnp.asarray(w, dtype))
+    np.testing.assert_array_equal(got, x @ w)
 
 
 def test_names_of_arm_machines_run_on_arm(monkeypatch):

@@ -14,6 +14,7 @@ class Sizes:
       mask_strip: keys of attention that are left out together where a mask hides them.
       tile_rows, tile_columns: rows and columns of a contraction's block that are worth a try, in
         ascending order.
+      longest_row_part: most columns of a block of a product of one row; 0: such products have blocks like others.
       matrix_types: types of operands that matrix instructions multiply.
       matrix_tiles, matrix_columns: rows and columns of the blocks of such products, in ascending order.
       held_words: words of sums and scores that the registers of a block hold while they are made a chunk of columns at a time;
@@ -47,6 +48,7 @@ class Sizes:
     mask_strip: int
     tile_rows: tuple[int, ...]
     tile_columns: tuple[int, ...]
+    longest_row_part: int
     matrix_types: frozenset[str]
     matrix_tiles: tuple[int, ...]
     matrix_columns: tuple[int, ...]

@@ -50,7 +50,8 @@ def are_matrices(eqn, sizes: Sizes) -> bool:
 def contraction_roles(eqn, sizes: Sizes) -> list[str]:
     """Role of each output dimension of a contraction: batch, row, column; for convolutions also space and channel.
 
-    Rows and columns of products that matrix instructions compute are "matrix row" and "matrix column"; images of few
+    Columns of products of one row are "column of a row", where the target has sizes for them. Rows and columns of products
+    that matrix instructions compute are "matrix row" and "matrix column"; images of few
     places are "image", and the first of several dimensions in space is "line".
     """
     rank = len(eqn.outvars[0].aval.shape)
@@ -66,7 +67,8 @@ def contraction_roles(eqn, sizes: Sizes) -> list[str]:
             names[max(range(batch, batch + rows), key=lambda dim: (extents[dim], dim))] = f"{by}row"
         if batch + rows < rank:
             column = max(range(batch + rows, rank), key=lambda dim: (extents[dim] > 1, dim))
-            names[column] = f"{by}column"
+            is_row = sizes.longest_row_part and max(extents[batch : batch + rows], default=1) == 1
+            names[column] = "column of a row" if is_row else f"{by}column"
         return names
     spec = eqn.params["dimension_numbers"].out_spec
     names = ["space"] * rank
@@ -79,7 +81,18 @@ def contraction_roles(eqn, sizes: Sizes) -> list[str]:
     return names
 
 
-def _contraction_options(extent: int, role: str, sizes: Sizes) -> tuple[list[int], int]:
+def _parts_of_a_row(extent: int, sizes: Sizes, cores: int) -> list[int]:
+    """Columns to try of a product of one row, which reads its operand once: no more programs than cores have each a part.
+
+    The longer the parts of rows, the better they are read ahead.
+    """
+    least = max(min(-(-extent // cores), sizes.longest_row_part), sizes.tile_columns[0])
+    among = [least, *(columns for columns in sizes.tile_columns if columns > least)]
+    cuts = even_cuts(extent, among, 16)
+    return cuts[:-1] if len(cuts) > 1 and extent > sizes.longest_row_part else cuts
+
+
+def _contraction_options(extent: int, role: str, sizes: Sizes, cores: int) -> tuple[list[int], int]:
     """(sizes to try, preferred size) of a dimension with a role that `contraction_roles` gives."""
     match role:
         case "batch" | "chunk":
@@ -95,6 +108,8 @@ def _contraction_options(extent: int, role: str, sizes: Sizes) -> tuple[list[int
             return even_cuts(extent, sizes.tile_rows), 256
         case "column":
             return even_cuts(extent, sizes.tile_columns, 16), 512
+        case "column of a row":
+            return _parts_of_a_row(extent, sizes, cores), extent
         case "matrix row":
             return even_cuts(extent, sizes.matrix_tiles, sizes.matrix_tiles[0]), extent
         case "matrix column":
@@ -113,6 +128,7 @@ def options_of(
     sizes: Sizes,
     grain: int = 1,
     cuts_planes: bool = False,
+    cores: int = 1,
 ) -> tuple[list[list[int]], list[int]]:
     """Lists the block sizes to try along each dimension of a result, and the one to start from.
 
@@ -123,6 +139,7 @@ def options_of(
       sizes: the target's.
       grain: elements that a program reads for one element of the result.
       cuts_planes: whether parts of several short lines are worth a try.
+      cores: programs that run at the same time.
 
     Returns:
       (sizes in ascending order, preferred size), both per dimension.
@@ -133,7 +150,7 @@ def options_of(
         for dim, extent in enumerate(shape):
             if dim not in forced and extent > 1:
                 options[dim], target[dim] = _contraction_options(
-                    extent, roles.get(dim, "batch"), sizes
+                    extent, roles.get(dim, "batch"), sizes, cores
                 )
         return options, target
     inner = _InnerBlock(math.prod(shape), sizes, grain, cuts_planes)

@@ -107,8 +107,9 @@ class RootProbe:
     ) -> tuple[list[list[int]], list[int]]:
         """(block sizes to try, preferred size) per dimension, as `options_of`; the sizes are multiples of the least."""
         shape = array_aval(self.root).shape
+        whole, sizes = self.least.whole(shape), machine.sizes
         options, target = options_of(
-            shape, self.least.whole(shape), self.roles, machine.sizes, self.grain, cuts_planes
+            shape, whole, self.roles, sizes, self.grain, cuts_planes, machine.cores
         )
         return self.least.multiples_of(options), target
 

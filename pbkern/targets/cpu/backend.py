@@ -65,6 +65,7 @@ class CpuBackend:
             scatter_row_bytes=machine.l1_bytes,
             l1_ways=machine.l1_ways,
             l2_bytes=machine.l2_bytes,
+            followed_row_bytes=machine.followed_row_bytes,
             # With its operands and what others keep there, such a result leaves the last-level
             # cache before it is read. With its reader counted, 8 MB of 32 lose 13 % if all was in
             # the cache before, gain 20 % if not; 12 MB gain either way.

@@ -37,6 +37,7 @@ class LowerOptions(BuildOptions):
         amx_bf16, amx_int8: tiles of AMX.
       asymmetric_minima: see CpuMachine.
       l1_bytes, l2_bytes: caches of a core. l1_ways: lines of one set of the first.
+      followed_row_bytes: see CoreKind.
       stream_bytes: results of this size and more are written past the caches; they start at a cache
         line.
       stream_traffic: if operands and results are more than this many bytes.
@@ -68,6 +69,7 @@ class LowerOptions(BuildOptions):
     l1_bytes: int = 32 << 10
     l1_ways: int = 8
     l2_bytes: int = 1 << 20
+    followed_row_bytes: int = 0
     stream_bytes: int = NEVER_BYTES
     stream_traffic: int = 0
 

@@ -29,7 +29,7 @@ from pbkern.targets.host.objects.object_code import KIND as CODE
 from pbkern.targets.host.runtime import xla
 from pbkern.targets.params import DimensionSemantics
 
-from .machines.devices import CpuDevice, jit_device, jit_machine
+from .machines.devices import CpuDevice, jit_device, jit_machine, jit_processor
 from .params import CompilerParams
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ class CpuTarget:
         program = in_stages(program)
         options_of = functools.partial(self.backend.build_options, options=options, program=program)
         threads_of = self.backend.threads
-        device = jit_device()
-        processor = None if device is None else device.processor
+        processor = jit_processor()
         key = content.program_key(program, options_of, threads_of, None, processor)
         compiled = functools.partial(
             cpu_compile.compile_program,

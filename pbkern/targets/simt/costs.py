@@ -40,6 +40,7 @@ THREAD_SIZES = replace(
     SIZES,
     tile_rows=(32, 64, 128),
     tile_columns=(64, 128),
+    longest_row_part=0,
     far_row_bytes=512,
     busy_programs=1,
     turned_side=64,

@@ -14,7 +14,7 @@ from pbkern.targets.host.processor import CPUINFO, cpu_flags, cpuinfo, may_use_t
 
 from . import calibration
 from .calibration import Calibration
-from .cores import ARM_SETS, FURTHER, V4, row_of
+from .cores import ARM_SETS, FURTHER, V4, X86, row_of
 from .machine import CpuMachine, machine_of
 
 CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
@@ -99,6 +99,13 @@ def _machine(calibrated: Calibration | None) -> CpuMachine:
         f"caches: {CACHES if caches else 'assumed'}; rates: {row.kind.source}",
         **known,
     )
+
+
+def detected_name() -> str | None:
+    """The name of this processor's row in the table, which is LLVM's; None where no row is like it."""
+    info = cpuinfo()
+    name, _ = row_of(*processor_numbers(info), vector_bits(info)[0], present(cpu_flags(info)))
+    return name if name in X86 else None
 
 
 def processor_numbers(cpuinfo: str) -> tuple[str, int, int | None]:

@@ -14,6 +14,7 @@ import functools
 import importlib
 import itertools
 import platform
+from collections.abc import Collection
 from typing import Any
 
 from pbkern.core import config
@@ -24,11 +25,15 @@ from pbkern.targets import mlir
 from pbkern.targets.host.processor import cpu_flags, cpuinfo, may_use_tiles
 
 from .cores import AARCH64, ANY_V3, ARM_SETS, FURTHER, LEVELS, V3, X86, Processor
-from .detect import FLAGS, detected_machine, present, usable_cores
+from .detect import FLAGS, detected_machine, detected_name, present, usable_cores
 from .machine import CpuMachine, instruction_sets, machine_of
 
 NATIVE = "native"
 SYSTEMS = ("linux", "macos")
+# An instruction set of AMD's processors, as Linux names it.
+SSE4A = "sse4a"
+# Prefetches of lines that are stored to: LLVM's name and Linux's.
+PREFETCHES_OF_STORES = ("prfchw", "3dnowprefetch")
 
 
 @dataclass(frozen=True)
@@ -184,6 +189,27 @@ def _runnable(name: str) -> CpuDevice:
     return make(name, device.system, usable_cores()[0])
 
 
+def jit_processor() -> mlir.Processor | None:
+    """LLVM's names of what code consists of that is compiled just in time; None: all that it finds here.
+
+    A processor with SSE4A gets the instruction sets of its level, without that one. LLVM shuffles bytes by `insertq`, whose
+    encoding leaves the upper half of its register as it is: on Zen 3 it takes 114 ns, and not 2, while any register's upper
+    half is in use.
+    """
+    device = jit_device()
+    return _processor_at_hand() if device is None else device.processor
+
+
+@functools.cache
+def _processor_at_hand() -> mlir.Processor | None:
+    flags, has = cpu_flags(cpuinfo()), _present()
+    level = _level(has) if SSE4A in flags else None
+    if level is None:
+        return None
+    stores = (PREFETCHES_OF_STORES[0],) if PREFETCHES_OF_STORES[1] in flags else ()
+    return level, detected_name() or level, (*_sets(level, has), *stores)
+
+
 def jit_machine() -> CpuMachine:
     """The CPU that code is compiled for just in time: the one this process runs on, or that of PBKERN_MACHINE.
 
@@ -210,21 +236,14 @@ def _native(system: str) -> CpuDevice:
     if platform.machine() == "aarch64":
         needs = tuple(need for need in ARM_SETS if need in has)
         return _aarch64_device(NATIVE, system, _host_name("generic"), needs, detected_machine())
-    level = next(
-        (name for name in ("x86-64-v4", "x86-64-v3") if has.issuperset(LEVELS[name])), None
-    )
+    level = _level(has)
     if level is None:
         raise OptionError(
             "no libraries are made for this computer's processor",
             why=f"it lacks {', '.join(flag for flag in V3 if flag not in has)}",
             hint=f"a device by name: {', '.join(names()[1:])}",
         )
-    further = tuple(
-        flag
-        for flag in FURTHER
-        if flag in has and (level == "x86-64-v4" or not flag.startswith(("avx512", "amx")))
-    )
-    needs, machine = (*LEVELS[level], *further), detected_machine()
+    needs, machine = _sets(level, has), detected_machine()
     if (
         level == "x86-64-v3"
     ):  # with AVX-512 it may have some, as Knights Landing: libraries use that of x86-64-v4 or none
@@ -234,6 +253,18 @@ def _native(system: str) -> CpuDevice:
     return CpuDevice(
         NATIVE, system, _triple("x86_64", system), level, _host_name(level), needs, machine
     )
+
+
+def _level(has: Collection[str]) -> str | None:
+    """The highest level whose instruction sets a processor has."""
+    return next((name for name in reversed(LEVELS) if set(has).issuperset(LEVELS[name])), None)
+
+
+def _sets(level: str, has: Collection[str]) -> tuple[str, ...]:
+    """Instruction sets that code for a processor of a level may use."""
+    is_wide = level == "x86-64-v4"
+    further = (flag for flag in FURTHER if is_wide or not flag.startswith(("avx512", "amx")))
+    return (*LEVELS[level], *(flag for flag in further if flag in has))
 
 
 def _host_name(level: str) -> str:

@@ -22,6 +22,7 @@ PLAIN = (
     ("shift_cycles", "shift of the lanes of two vectors", "cycles", 1),
     ("crossing_accesses", "load across two lines", "accesses", 1),
     ("gathers_by_lanes", "gathers by loads of one element each", "0 or 1", 1),
+    ("followed_row_bytes", "least row that prefetchers follow beside others, 0: none", "bytes", 1),
 )
 # Fields of CpuMachine that have a figure for each dtype, and what these are.
 BY_DTYPE = (

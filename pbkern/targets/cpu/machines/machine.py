@@ -75,6 +75,7 @@ class CpuMachine(Machine):
       registers: vector registers. x86-64 has 16, with AVX-512 32 (Intel's manual volume 1, 15.1);
         NEON_REGISTERS.
       shift_cycles, crossing_accesses, gathers_by_lanes: see Vectors.
+      followed_row_bytes: see CoreKind.
       avx2: has AVX2, whose instructions targets/cpu/math/avx2.py asks for by name.
       avx512: has AVX-512F and AVX512-DQ, whose instructions targets/cpu/math/avx512.py asks for by
         name.
@@ -94,6 +95,7 @@ class CpuMachine(Machine):
     shift_cycles: float = WIDE_VECTORS.shift_cycles
     crossing_accesses: float = WIDE_VECTORS.crossing_accesses
     gathers_by_lanes: bool = False
+    followed_row_bytes: int = 0
     avx2: bool = False
     avx512: bool = False
     bf16_pairs: bool = False
@@ -161,6 +163,7 @@ def machine_of(name: str, row: Processor, flags: Collection[str], **known: Any) 
         shift_cycles=kind.shift_cycles,
         crossing_accesses=kind.crossing_accesses,
         gathers_by_lanes=kind.gathers_by_lanes,
+        followed_row_bytes=kind.followed_row_bytes,
         sources=_sources(row) | sources,
         **bandwidths,
         **sets,
@@ -234,5 +237,6 @@ def _sources(row: Processor) -> dict[str, str]:
         "shift_cycles": of("shift_cycles"),
         "crossing_accesses": of("crossing_accesses"),
         "gathers_by_lanes": of("gathers_by_lanes"),
+        "followed_row_bytes": of("followed_row_bytes"),
         "clock_hz": f"assumed: {DEFAULT_MACHINE.source}",
     }

@@ -28,7 +28,7 @@ from pbkern.lower.nest.ir import (
 from pbkern.targets.cpu.schedule.nest_schedule import scheduled
 from pbkern.targets.cpu.schedule.register_tiles.choice import choose, contraction_tile
 
-from .few_columns import few_columns, few_rows
+from .few_columns import few_columns, few_rows, tile_pays
 from .limits import PackLimits
 from .operand_copies import (
     OperandCopies,
@@ -60,12 +60,10 @@ def pack(
         tiles = tile_products(nest, vector, streamed, stationary, context, limits)
         if tiles is not None:
             return tiles
-        narrow = few_columns(
-            *_in_pairs(nest, streamed, stationary, context),
-            vector,
-            context,
-            limits,
-        )
+        narrow = None
+        if not tile_pays(nest, streamed, stationary, vector, context, limits):
+            paired = _in_pairs(nest, streamed, stationary, context)
+            narrow = few_columns(*paired, vector, context, limits)
         narrow = narrow or few_rows(nest, streamed, stationary, context, limits)
         if narrow is not None:
             return narrow

@@ -32,6 +32,8 @@ class DecideSchedules:
             if schedule_so_far(nest) is not None:
                 return [nest]
             schedule = choose(nest, options.vectors, options.contract)
-            return [scheduled(prefetch_rows(nest, schedule, self.rows_ahead), schedule=schedule)]
+            followed = options.followed_row_bytes
+            fetching = prefetch_rows(nest, schedule, self.rows_ahead, followed)
+            return [scheduled(fetching, schedule=schedule)]
 
         return with_nests(stmts, decided)

@@ -38,8 +38,11 @@ def rows_ahead(load: Load, row: str, rows: int) -> dict[Buf, int]:
     return {buf.root: rows * step} if is_far(buf) and step and abs(step) > 1 else {}
 
 
-def prefetch_rows(nest: Nest, schedule: NestSchedule, rows: int) -> Nest:
-    """The nest that prefetches what it reads so many rows later, where rows are short or read in parts by its schedule."""
+def prefetch_rows(nest: Nest, schedule: NestSchedule, rows: int, followed_bytes: int) -> Nest:
+    """The nest that prefetches what it reads so many rows later, where rows are short or read in parts by its schedule.
+
+    `followed_bytes`: of the shortest row that prefetchers follow beside others; 0: they follow none.
+    """
     # Operands of matrix products are read from the caches, or packed.
     if prefetched_by(nest) or any(
         is_matrix_product(nest, reduction) for reduction in nest.reductions
@@ -67,7 +70,9 @@ def prefetch_rows(nest: Nest, schedule: NestSchedule, rows: int) -> Nest:
             if row in nest.rdims and vector not in nest.rdims
             else nest.dims[vector]
         )
-        if steps[row] > run:
+        row_bytes = nest.dims[vector] * load.buf.dtype.itemsize
+        is_followed = nest.dims[row] <= rows and 0 < followed_bytes <= row_bytes
+        if steps[row] > run and not is_followed:
             ahead |= rows_ahead(load, row, rows)
     return scheduled(nest, prefetched=ahead)
 
