@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pbkern
 from pbkern._jax import user_line
 from pbkern.fuse.access import blocks
 from pbkern.fuse.access.equation_kinds import EquationKinds
@@ -23,6 +24,7 @@ from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
 from pbkern.fuse.partition import merge_groups, move_consumers
 from pbkern.fuse.simplify.driver import simplify
 from pbkern.fuse.tiling import one_program, root_probe, schedule, search_memo
+from pbkern.lower.mlir.operation import Operation
 
 from .checking import COSTS, check, planned, rand
 
@@ -497,6 +499,22 @@ def test_plans_leave_no_frames_behind():
         gc.set_debug(0)
         gc.garbage.clear()
     assert not left
+
+
+def test_code_leaves_little_text_behind():
+    """Operations of MLIR are freed when they are printed: the collector takes longer for what it has to look for."""
+    lines = pbkern.jit(block).as_text(*ARGUMENTS, stage="mlir").count("\n")
+    jax.clear_caches()
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        pbkern.jit(lambda *args: block(*args) * 2).as_text(*ARGUMENTS, stage="mlir")
+        gc.collect()
+        left = sum(isinstance(value, Operation) for value in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert left < 0.4 * lines
 
 
 def test_passes_whose_chains_are_absent_trace_nothing():
