@@ -9,6 +9,7 @@ at the ends. Where blocks do not divide an array, the last block is moved back i
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -442,6 +443,7 @@ class _Building:
     def _context(self) -> NestContext:
         context = NestContext(self.options, self.names)
         context.persistent = frozenset(self.scratch)
+        context.programs = math.prod(self.kernel.grid)
         return context
 
     def _grid_value(self, builder: BodyBuilder, axis: int) -> Value:

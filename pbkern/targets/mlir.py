@@ -45,6 +45,7 @@ HOST_PASSES = (
 )
 # The attribute of scf.for that passes leave at branches.
 LOOP_MARK = "llvm.loop_annotation"
+BRANCHES = ("llvm.br", "llvm.cond_br")
 _turn = threading.RLock()
 # LLVM's names: a processor, the one to schedule for, and instruction sets that code may use.
 Processor = tuple[str, str, tuple[str, ...]]
@@ -139,6 +140,12 @@ def _c() -> ctypes.CDLL:
         ("mlirPassManagerRunOnOp", ctypes.c_int8, (ctypes.c_void_p, ctypes.c_void_p)),
         ("mlirExecutionEngineRegisterSymbol", None, (ctypes.c_void_p, _Name, ctypes.c_void_p)),
         ("mlirExecutionEngineLookup", ctypes.c_void_p, (ctypes.c_void_p, _Name)),
+        ("mlirOperationGetAttributeByName", ctypes.c_void_p, (ctypes.c_void_p, _Name)),
+        (
+            "mlirOperationSetAttributeByName",
+            None,
+            (ctypes.c_void_p, _Name, ctypes.c_void_p),
+        ),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -208,12 +215,18 @@ def _functions(module) -> list:
 
 
 def keep_loops(module) -> None:
-    """Hands marks of loops, as scf.for has them, on to LLVM, in a module of LLVM's dialect."""
-    walk = bindings().ir.WalkResult
+    """Hands marks of loops, as scf.for has them, on to LLVM, in a module of LLVM's dialect.
+
+    MLIR's C interface copies the attribute. The bindings would look for its Python class, in modules that take 70 ms to import.
+    """
+    walk, capi = bindings().ir.WalkResult, _c()
+    mark, annotation = _Name.of(LOOP_MARK), _Name.of("loop_annotation")
 
     def visit(op):
-        if LOOP_MARK in op.attributes:
-            op.attributes["loop_annotation"] = op.attributes[LOOP_MARK]
+        if op.name in BRANCHES:
+            attribute = capi.mlirOperationGetAttributeByName(_handle(op), mark)
+            if attribute:
+                capi.mlirOperationSetAttributeByName(_handle(op), annotation, attribute)
         return walk.ADVANCE
 
     with _turn, context():

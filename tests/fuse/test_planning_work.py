@@ -9,16 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pbkern
 from pbkern._jax import user_line
 from pbkern.fuse.access import blocks
 from pbkern.fuse.access.equation_kinds import EquationKinds
 from pbkern.fuse.access.rules import whole
+from pbkern.fuse.algebra.reassociate_row_sums import SumResults
+from pbkern.fuse.algebra.sums_of_parts import JoinParts
 from pbkern.fuse.cost import model as cost_model
 from pbkern.fuse.cost import steps as cost_steps
 from pbkern.fuse.cost.steps import PricedSteps
 from pbkern.fuse.emit import body_memo
+from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
 from pbkern.fuse.partition import merge_groups, move_consumers
+from pbkern.fuse.simplify.driver import simplify
 from pbkern.fuse.tiling import one_program, root_probe, schedule, search_memo
+from pbkern.lower.mlir.operation import Operation
 
 from .checking import COSTS, check, planned, rand
 
@@ -493,3 +499,33 @@ def test_plans_leave_no_frames_behind():
         gc.set_debug(0)
         gc.garbage.clear()
     assert not left
+
+
+def test_code_leaves_little_text_behind():
+    """Operations of MLIR are freed when they are printed: the collector takes longer for what it has to look for."""
+    lines = pbkern.jit(block).as_text(*ARGUMENTS, stage="mlir").count("\n")
+    jax.clear_caches()
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        pbkern.jit(lambda *args: block(*args) * 2).as_text(*ARGUMENTS, stage="mlir")
+        gc.collect()
+        left = sum(isinstance(value, Operation) for value in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert left < 0.4 * lines
+
+
+def test_passes_whose_chains_are_absent_trace_nothing():
+    """Pads, choices, repetitions and products of sums are there, but not where these passes look for them."""
+
+    def f(x, w):
+        y = jnp.exp(x @ w).sum(1, keepdims=True) * (x @ w)
+        padded = jax.lax.pad(x[:3], np.float32(0), [(0, 2, 0), (0, 0, 0)]) * 2
+        return jnp.where(x > 0, y, padded).reshape(-1) + 1, jnp.broadcast_to(x[:, None], (5, 2, 5))
+
+    closed = simplify(jax.make_jaxpr(f)(*[jnp.ones((5, 5), jnp.float32)] * 2))
+    assert JoinParts()(closed, None) is closed
+    assert SumResults()(closed, None) is closed
+    assert repeats_to_broadcasts(closed) is closed

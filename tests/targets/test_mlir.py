@@ -1,5 +1,9 @@
 """Texts that MLIR does not take are errors with what it says of them."""
 
+import subprocess
+import sys
+import textwrap
+
 import pytest
 
 from pbkern.core.errors import InternalError, TargetError
@@ -42,3 +46,27 @@ def test_without_bindings_the_error_says_what_to_install(monkeypatch):
         TargetError, match=r"(?s)MLIR's Python bindings are not installed.*pip install torch-mlir"
     ):
         mlir.bindings.__wrapped__()
+
+
+def test_marks_of_loops_need_no_python_classes():
+    text = """
+        import sys
+        from pbkern.targets import mlir
+        module = mlir.run_passes(mlir.parse('''
+            func.func @f(%a: memref<8xf32>, %low: index, %high: index, %step: index, %x: f32) {
+              scf.for %i = %low to %high step %step {
+                memref.store %x, %a[%i] : memref<8xf32>
+              } {llvm.loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}
+              return
+            }
+        '''), mlir.KERNEL_PASSES)
+        mlir.keep_loops(module)
+        print(any(name.endswith("dialects.llvm") for name in sys.modules))
+        print(mlir.llvm_ir(module))
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, check=True
+    )
+    loaded, ir = run.stdout.split("\n", 1)
+    assert loaded == "False"
+    assert "llvm.loop.unroll.disable" in ir

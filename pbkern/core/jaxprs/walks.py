@@ -69,6 +69,19 @@ def primitive_names(closed: jex.ClosedJaxpr) -> frozenset[str]:
     return frozenset(names)
 
 
+@cached_by_jaxpr_alone
+def neighbours(closed: jex.ClosedJaxpr) -> frozenset[tuple[str, str]]:
+    """Pairs of names at any depth: an equation's primitive, and the primitive that makes one of its operands."""
+    pairs: set[tuple[str, str]] = set()
+    makers: dict[jex.Var, str] = {}
+    for eqn in closed.jaxpr.eqns:
+        name = eqn.primitive.name
+        pairs.update((name, makers[atom]) for atom in atoms(eqn) if atom in makers)
+        makers.update(dict.fromkeys(eqn.outvars, name))
+        pairs.update(*map(neighbours, inner_jaxprs(eqn)))
+    return frozenset(pairs)
+
+
 def literal_value(atom: jex.Literal) -> np.generic:
     """A literal's value as a NumPy scalar of the literal's exact type."""
     return cast(

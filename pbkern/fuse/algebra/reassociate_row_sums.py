@@ -23,14 +23,17 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern.core.jaxprs.calls import has_calls
 from pbkern.core.jaxprs.evaluation import Notes
-from pbkern.core.jaxprs.walks import primitive_names
+from pbkern.core.jaxprs.walks import atoms, inner_jaxprs, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace
 
 # Types between which values are followed, rounded or not.
 FOLLOWED = frozenset(("float32", "float16", "bfloat16"))
+# Operations whose results have the factors of their operands.
+FOLLOWED_THROUGH = frozenset(("mul", "div", "transpose", "convert_element_type"))
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class SumResults:
     def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
         if not primitive_names(closed) >= {"exp", "dot_general", "reduce_sum", "mul"}:
             return closed
+        if not _sums_products(closed.jaxpr) and not has_calls(closed):
+            return closed
         names = ["mul", "div", "transpose", "dot_general", "reduce_sum"]
         if not getattr(options, "rounds", False):
             names.append("convert_element_type")
@@ -53,6 +58,20 @@ class SumResults:
             return rewritten
         seen = _Reassociation(self, first.rounded)
         return retrace(closed, {name: getattr(seen, name) for name in names})
+
+
+def _sums_products(jaxpr: jex.Jaxpr) -> bool:
+    """Whether an element of a sum has a factor that is a result of a dot_general."""
+    of_products: set[jex.Var] = set()
+    for eqn in jaxpr.eqns:
+        name, reads = eqn.primitive.name, not of_products.isdisjoint(atoms(eqn))
+        if name == "reduce_sum" and reads:
+            return True
+        if name == "dot_general" or (name in FOLLOWED_THROUGH and reads):
+            of_products.update(eqn.outvars)
+        if any(_sums_products(inner.jaxpr) for inner in inner_jaxprs(eqn)):
+            return True
+    return False
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern.core.jaxprs.calls import has_calls
 from pbkern.core.jaxprs.evaluation import Notes
-from pbkern.core.jaxprs.walks import primitive_names
+from pbkern.core.jaxprs.walks import neighbours
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace
@@ -52,8 +53,8 @@ class JoinParts:
     )
 
     def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
-        names = primitive_names(closed)
-        if names.isdisjoint(("pad", "select_n")) or names.isdisjoint(SUMS):
+        parts = itertools.product(SUMS, ("pad", "select_n"))
+        if neighbours(closed).isdisjoint(parts) and not has_calls(closed):
             return closed
         sums = _SumsOfParts(self.most_parts)
         rules = {

@@ -15,15 +15,20 @@ from collections.abc import Iterator, Sequence
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern.core.jaxprs.calls import has_calls
 from pbkern.core.jaxprs.evaluation import Notes
-from pbkern.core.jaxprs.walks import inner_jaxprs, primitive_names
+from pbkern.core.jaxprs.walks import inner_jaxprs, neighbours
 from pbkern.core.ops.reshape import segments
 from pbkern.fuse.simplify.driver import retrace
 
 
 def repeats_to_broadcasts(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold broadcasts and reshapes. The same values."""
-    if not primitive_names(closed) >= {"broadcast_in_dim", "reshape"}:
+    pairs = neighbours(closed)
+    moves = ("reshape", "broadcast_in_dim") in pairs and not pairs.isdisjoint(
+        (("reshape", "reshape"), ("broadcast_in_dim", "reshape"))
+    )
+    if not moves and not has_calls(closed):
         return closed
     seen = _Repeats(set(_only_moved(closed.jaxpr)))
     return retrace(closed, {"broadcast_in_dim": seen.broadcast_in_dim, "reshape": seen.reshape})

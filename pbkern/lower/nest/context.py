@@ -83,6 +83,7 @@ class NestContext(Generic[Options]):
       persistent: scratch whose contents outlive the statements.
       fresh: those of them that every program overwrites before it reads them.
       aliases: buffers under other shapes.
+      programs: that run the statements.
     """
 
     def __init__(self, options: Options, names: Names | None = None):
@@ -95,6 +96,7 @@ class NestContext(Generic[Options]):
         self.persistent: frozenset[Buf] = frozenset()
         self.fresh: frozenset[Buf] = frozenset()
         self.aliases = Aliases()
+        self.programs = 1
         self._infos: dict[tuple, EqnInfo] = {}
 
     def info(

@@ -89,12 +89,15 @@ def is_stored_in(builder, value: Value, target: Stored) -> bool:
 
 
 def _reads(builder, value: Value, bufs: set[Buf]) -> bool:
-    memo: dict[int, bool] = {}
-
-    def go(x: Value) -> bool:
-        x = builder.resolve(x)
-        if id(x) not in memo:
-            memo[id(x)] = (x.buf.root in bufs) if isinstance(x, Stored) else any(map(go, x.ins))
-        return memo[id(x)]
-
-    return go(value)
+    seen: dict[int, Value] = {}
+    waiting = [value]
+    while waiting:
+        x = builder.resolve(waiting.pop())
+        if id(x) in seen:
+            continue
+        seen[id(x)] = x
+        if not isinstance(x, Stored):
+            waiting += x.ins
+        elif x.buf.root in bufs:
+            return True
+    return False

@@ -158,7 +158,7 @@ class Folder:
         self._assumed: dict[Affine, tuple[int, int]] = {}  # what varies -> low <= it < high
         self._holding: set[Expr] = set()
         self._intervals: dict[Expr, Interval | None] = {}
-        self._rewrite = pool.rewriter(self._replace)
+        self._rewritten: dict[Expr, Expr] = {}
 
     def assume(self, test: Expr) -> None:
         """From now on, folds as is right wherever `test` holds."""
@@ -171,10 +171,11 @@ class Folder:
             before = self._assumed.get(affine.linear(), (-UNBOUNDED, UNBOUNDED))
             bounds = _moved(low, -affine.const), _moved(high, -affine.const)
             self._assumed[affine.linear()] = max(before[0], bounds[0]), min(before[1], bounds[1])
-        self._rewrite = self.pool.rewriter(self._replace)
+        self._rewritten = {}
 
     def __call__(self, expr: Expr) -> Expr:
-        return self._rewrite(expr)
+        # A rewriter that stays would be a cycle, which only the garbage collector frees.
+        return self.pool.rewriter(self._replace, self._rewritten)(expr)
 
     def inside(self, buf, index) -> bool:
         """Whether every index is certainly in the buffer."""

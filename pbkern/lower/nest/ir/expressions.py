@@ -265,12 +265,14 @@ class Pool:
             node = self._nodes[whole] = cls(dtype, args, symbols, height, *fields)
         return cast(Node, node)
 
-    def rewriter(self, replace: Callable[[Expr], Expr | None]) -> Callable[[Expr], Expr]:
+    def rewriter(
+        self, replace: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None
+    ) -> Callable[[Expr], Expr]:
         """Rebuilds expressions bottom up; `replace(node with new args)` may exchange a node.
 
-        Each node is seen once.
+        Each node is seen once. memo: the nodes that rewriters with equal `replace` have rebuilt, to which this one adds.
         """
-        return _Rewriter(self, replace)
+        return _Rewriter(self, replace, {} if memo is None else memo)
 
     def rewrite(self, expr: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
         """One expression rebuilt; see `rewriter`."""
@@ -317,9 +319,10 @@ class _Rewriter:
     A local function that calls itself is a cycle, which only the garbage collector frees, with all that it has seen.
     """
 
-    def __init__(self, pool: Pool, replace: Callable[[Expr], Expr | None]) -> None:
-        self.pool, self.replace = pool, replace
-        self.memo: dict[Expr, Expr] = {}
+    def __init__(
+        self, pool: Pool, replace: Callable[[Expr], Expr | None], memo: dict[Expr, Expr]
+    ) -> None:
+        self.pool, self.replace, self.memo = pool, replace, memo
 
     def __call__(self, expr: Expr) -> Expr:
         rewritten = self.memo.get(expr)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest import reductions
@@ -39,6 +41,27 @@ LONGEST_CHAIN_OF_NARROW_RESULTS = 64
 # Most additions to one accumulator in a row, of products whose accumulators fill more than half of
 # the registers: a new run costs them memory for accumulators.
 LONGEST_CHAIN_OF_PRODUCTS = 640
+
+
+@dataclass(frozen=True)
+class _LongSum:
+    """A sum of many terms, as `Reducer.accumulate` is asked for it.
+
+    A local function that calls itself would do as well, but is a cycle: only the garbage collector frees it, with all text.
+
+    Attributes:
+      dim, step: the loop's symbol, and how far a trip moves it.
+      terms: numbers that a trip adds to every accumulator.
+      limit: additions that follow one another at most; 0: any number.
+      fill: writes a trip.
+    """
+
+    walk: NestWalk
+    dim: str
+    step: int
+    terms: int
+    limit: int
+    fill: Callable[[Block, list[Ssa]], list[Ssa]]
 
 
 class Reducer:
@@ -86,41 +109,52 @@ class Reducer:
         if self.is_exact(walk, trips * terms):
             return self._accumulate_exactly(walk, block, loop, max(limit // terms, 1), fill, accs)
 
-        def sweep(
-            scope: Block, base: str | int, first: int, trips: int, accs: list[Ssa]
-        ) -> list[Ssa]:
-            run = _run_length(trips, terms, limit) if limit else trips
+        long_sum = _LongSum(walk, dim, step, terms, limit, fill)
+        return self._sweep(long_sum, block, 0, low, trips, accs)
 
-            def one(inner: Block, accs: list[Ssa]) -> list[Ssa]:
-                at = self.text.add_indices(inner, base, inner.values[f"{dim}'"])
-                if run == trips:
-                    inner.values[dim] = at
-                    return fill(inner, accs)
-                return self._joined(
-                    walk, inner, accs, sweep(inner, at, 0, run, self._restarted(walk, inner, accs))
-                )
+    def _sweep(
+        self,
+        long_sum: _LongSum,
+        scope: Block,
+        base: str | int,
+        first: int,
+        trips: int,
+        accs: list[Ssa],
+    ) -> list[Ssa]:
+        """Adds up `trips` terms from `base` + `first` on, in runs of runs."""
+        walk, step = long_sum.walk, long_sum.step
+        run = _run_length(trips, long_sum.terms, long_sum.limit) if long_sum.limit else trips
 
-            full = trips // run * run
-            if run < trips <= 2 * run and accs == self._restarted(
-                walk, scope, accs
-            ):  # two runs: nothing is added to the first
-                accs, full = sweep(scope, base, first, run, accs), run
-            else:
-                length = 1 if run == trips else run
-                loop = (
-                    self.text.unrolled
-                    if walk.sched.straight
-                    else partial(self.text.loop, unrolls=not _spills_unrolled(walk, dim))
-                )
-                accs = loop(scope, f"{dim}'", first, first + full * step, length * step, one, accs)
-            if full == trips:
-                return accs
-            rest = sweep(
-                scope, base, first + full * step, trips - full, self._restarted(walk, scope, accs)
+        def one(inner: Block, accs: list[Ssa]) -> list[Ssa]:
+            at = self.text.add_indices(inner, base, inner.values[f"{long_sum.dim}'"])
+            if run == trips:
+                inner.values[long_sum.dim] = at
+                return long_sum.fill(inner, accs)
+            restarted = self._restarted(walk, inner, accs)
+            return self._joined(
+                walk, inner, accs, self._sweep(long_sum, inner, at, 0, run, restarted)
             )
-            return self._joined(walk, scope, accs, rest)
 
-        return sweep(block, 0, low, trips, accs)
+        full = trips // run * run
+        if run < trips <= 2 * run and accs == self._restarted(
+            walk, scope, accs
+        ):  # two runs: nothing is added to the first
+            accs, full = self._sweep(long_sum, scope, base, first, run, accs), run
+        else:
+            length = 1 if run == trips else run
+            loop = (
+                self.text.unrolled
+                if walk.sched.straight
+                else partial(self.text.loop, unrolls=not _spills_unrolled(walk, long_sum.dim))
+            )
+            accs = loop(
+                scope, f"{long_sum.dim}'", first, first + full * step, length * step, one, accs
+            )
+        if full == trips:
+            return accs
+        restarted = self._restarted(walk, scope, accs)
+        rest = self._sweep(long_sum, scope, base, first + full * step, trips - full, restarted)
+        return self._joined(walk, scope, accs, rest)
 
     def _accumulate_in_memory(
         self,

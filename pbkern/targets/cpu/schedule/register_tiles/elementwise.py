@@ -90,9 +90,9 @@ def _points_in_turn(nest: Nest, registers: int) -> int:
     Several are under way together, if their operations are interleaved
     (targets/cpu/emit/interleave_chains.py).
     """
-    ops = [node.info.primitive for node in nest.nodes() if isinstance(node, Op)]
+    ops = _primitives(nest)
     if BRANCHING.intersection(ops):
-        if registers >= ONE_IS_ENOUGH and SINES.issuperset(BRANCHING.intersection(ops)):
+        if registers >= ONE_IS_ENOUGH and branches_at_sines(nest):
             return 1
         return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
     if is_serial(nest):
@@ -101,9 +101,19 @@ def _points_in_turn(nest: Nest, registers: int) -> int:
     return 4 if work < LONG_CHAIN_OPERATIONS else 2 if work < 2 * LONG_CHAIN_OPERATIONS else 1
 
 
+def branches_at_sines(nest: Nest) -> bool:
+    """Whether points branch, and at functions of SINES alone."""
+    branching = BRANCHING.intersection(_primitives(nest))
+    return bool(branching) and SINES.issuperset(branching)
+
+
+def _primitives(nest: Nest) -> list[str]:
+    return [node.info.primitive for node in nest.nodes() if isinstance(node, Op)]
+
+
 def is_serial(nest: Nest) -> bool:
     """Whether points are long chains of operations that wait for one another."""
-    ops = [node.info.primitive for node in nest.nodes() if isinstance(node, Op)]
+    ops = _primitives(nest)
     height = max((store.value.height for store in nest.stores), default=0)
     return (
         height >= SERIAL_HEIGHT
