@@ -22,7 +22,7 @@ def apart(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, tuple[int
     graph = functional.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
-    results, values = output.args[0], {}
+    values = {}
     for node in list(graph.nodes):
         if _stores(node, placeholders):
             argument, value = node.args[:2]
@@ -51,6 +51,10 @@ def stored(run: Callable, updated: tuple[int, ...]) -> Callable:
         for argument, value in zip(written, values):
             if value.data_ptr() != argument.data_ptr():
                 argument.copy_(value)
+            elif (
+                value.stride() != argument.stride()
+            ):  # XLA gave the operand back, as its own transpose
+                argument.copy_(value.clone())
         return rest
 
     return stores

@@ -252,7 +252,7 @@ class _OnlineBody:
             fill = eqn.primitive.bind(*operands, **eqn.params)
         maximum = self.maximum[0][...]
         # Hidden scores of -inf add nothing to a row that is all -inf so far, but larger ones raise its maximum.
-        base = _finite(maximum) if mask.fill == -np.inf else maximum
+        base = _finite(maximum) if mask.hides_all else maximum
         left = getattr(lax, self.online.function)(_as(fill, base.dtype) - base)
         return lax.bitwise_or(
             _any(mask.shown(shown)),

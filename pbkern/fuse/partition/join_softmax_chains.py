@@ -130,7 +130,7 @@ def _join_ends(
     read = _read(eqns)
     makers = [node for var in read for node in parts.nodes_of.get(id(parts.makers.get(var)), ())]
     after = parts.successors(group)
-    stays = not any(rests.values()) or len(joined) == len(group.eqns)
+    stays = not any(rests.values()) or not any(_ends(user.eqns, weights) for user in users)
     if stays or any(parts.reaches(after, maker) for maker in makers):
         return
     of_rests = {var for rest in rests.values() for eqn in rest for var in eqn.outvars}

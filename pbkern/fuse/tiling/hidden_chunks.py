@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs.walks import atoms, leading_to
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
@@ -46,7 +47,8 @@ class ChunkMask:
       steps: what it is computed by.
       shown: mask -> whether scores are shown, elementwise.
       fill: a number that hidden scores do not exceed.
-      changes: equations from hidden scores to x; each has one operand that is no literal.
+      changes: equations from hidden scores to x; each has one operand that is no literal, and their results have the
+        order of their operands where the mask is a bias.
     """
 
     var: jex.Var
@@ -59,6 +61,11 @@ class ChunkMask:
     def reads(self) -> set:
         """Values that the mask is made of, and the mask."""
         return {self.var, *(atom for step in self.steps for atom in atoms(step.eqn))}
+
+    @property
+    def hides_all(self) -> bool:
+        """Whether hidden scores are -inf, and so is what they are changed to: they do not even raise a maximum of -inf."""
+        return bool(self.fill == -np.inf) and all(map(_keeps_order, self.changes))
 
 
 def leaves_out_hidden(blocks: OnlineBlocks) -> bool:
@@ -96,14 +103,14 @@ def chunk_mask(chunk: OnlineChunk) -> ChunkMask | None:
 def _mask_of_select(
     select: Step, changes: tuple, chunk: OnlineChunk, makers: dict
 ) -> ChunkMask | None:
-    cases = select.eqn.invars[1:]
+    predicate, *cases = select.eqn.invars
     fills = [_literal(case, makers) for case in cases]
-    if fills.count(None) != 1 or len(cases) != 2:
+    if isinstance(predicate, jex.Literal) or fills.count(None) != 1 or len(cases) != 2:
         return None
     shown = _itself if fills[1] is None else lax.bitwise_not
-    fill = next(fill for fill in fills if fill is not None)
-    predicate = next(_operands(select))
-    return _mask(predicate, shown, fill.val, changes, chunk, makers, MASK_SHARE)
+    literal = next(fill for fill in fills if fill is not None)
+    fill = np.asarray(literal.val, array_aval(literal).dtype)[()]
+    return _mask(next(_operands(select)), shown, fill, changes, chunk, makers, MASK_SHARE)
 
 
 def _bias(add: Step, changes: tuple, chunk: OnlineChunk, makers: dict) -> ChunkMask | None:
@@ -151,10 +158,10 @@ def _mask(
 ) -> ChunkMask | None:
     """The mask that an operand is; None if it does not depend on data, or costs too much."""
     mask, block = operand
-    while (maker := makers.get(mask)) is not None and maker.eqn.primitive.name in MOVING:
+    while (maker := makers.get(mask)) is not None and maker.out == block:
         operands = list(_operands(maker))
-        if not operands:
-            return None
+        if maker.eqn.primitive.name not in MOVING or not operands:
+            break
         ((mask, block),) = operands
     steps = chunk.requests.steps
     needed = set(map(id, leading_to([step.eqn for step in steps], {mask})))
