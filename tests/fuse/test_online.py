@@ -304,3 +304,26 @@ def test_the_maximum_of_one_row_may_be_seen_through_views_without_dimensions():
     assert found.maximum is jaxpr.eqns[0]
     assert len(found.sums) == 2
     check(f, *args, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradients_under_a_large_mask_that_is_made_in_place(dtype):
+    """The mask is computed again by each kernel, from small values that no other kernel reads."""
+
+    def loss(q, k, v, bias, position, shown, places):
+        queries, keys = (jnp.arange(x.shape[1]) for x in (q, k))
+        up_to = places[:, None] <= position + queries[None, :, None]
+        mask = up_to[:, None] | (shown[:, :, None] & (keys <= position))[:, None]
+        return (jax.nn.dot_product_attention(q, k, v, bias=bias, mask=mask) ** 2).sum()
+
+    def args(make, width, n, m):
+        arrays = [((2, n, 2, width), dtype), ((2, m, 1, width), dtype), ((2, m, 1, width), dtype)]
+        arrays += [((2, 1, 1, m), dtype), ((), "int32"), ((2, n), "bool"), ((2, m), "int32")]
+        return [make(shape, np.dtype(element)) for shape, element in arrays]
+
+    with jax.enable_x64(dtype == "float64"):
+        large = args(jax.ShapeDtypeStruct, 64, 200, 4999)
+        assert planned(jax.grad(loss, argnums=(0, 1, 2)), *large).kernels()
+        drawn = np.random.default_rng(0)
+        small = args(lambda shape, kind: jnp.asarray(drawn.normal(size=shape) * 3, kind), 8, 7, 30)
+        check(jax.grad(loss, argnums=(0, 1, 2)), *small, tolerance=1e-4)

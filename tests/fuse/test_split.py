@@ -1,9 +1,12 @@
 """Deep contractions are split into partial results, and a matrix that two products read is passed over once."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
+import pbkern
 from pbkern.core.passes import with_settings
 
 from .checking import check, check_blocks, planned, rand, set_sizes
@@ -67,3 +70,23 @@ def test_transposed_matrices_are_read_as_they_are():
 def test_wide_results_are_not_split():
     plan = planned(lambda x, y: x.T @ y, f32(4096, 512), f32(4096, 512))
     assert len(plan.kernels()) == 1
+
+
+@pytest.mark.parametrize("outside", [lambda x: x * x.sum(), lambda x: x - x.mean()])
+def test_reductions_in_bodies_that_xla_keeps(outside):
+    """A body holds a reduction in chunks, beside an operation that no kernel has."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2048, 64)), jnp.float32)
+
+    def looped(x):
+        step = lambda i, x: jnp.fft.fft(x).real / (jnp.abs(x).max() + 1)
+        return jax.lax.fori_loop(0, 3, step, outside(x))
+
+    def branched(x):
+        other = lambda x: jnp.fft.fft(x).real - x.mean()
+        return jax.lax.cond(x[0, 0] > -9, other, lambda x: x, outside(x))
+
+    for f in (looped, branched):
+        want = jax.jit(f)(x)
+        np.testing.assert_allclose(
+            pbkern.jit(f)(x), want, rtol=1e-4, atol=1e-5 * np.abs(want).max()
+        )

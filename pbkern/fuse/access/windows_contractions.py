@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
+from jax.interpreters import mlir
 
 from pbkern.core.affine import Affine
 
@@ -171,6 +172,10 @@ def _partial_eager(x, *, reducer, axis, block, axes, outer, part):
     runs = -(-x.shape[axis] // block)
     config = [(0, runs * block - size if dim == axis else 0, 0) for dim, size in enumerate(x.shape)]
     return _reduce_runs(lax.pad(x, identity(x.dtype), config), reducer, axis, block, axes, part)
+
+
+# Bodies of loops and branches that XLA keeps may hold it.
+mlir.register_lowering(partial_reduce_p, mlir.lower_fun(_partial_eager, multiple_results=False))
 
 
 def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...], part):

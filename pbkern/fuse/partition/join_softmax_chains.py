@@ -121,8 +121,10 @@ def _join_ends(
     weights = _weights(joined)
     inside = [group, *aliases, *users]
     rests, outputs_of_rests = {}, {}
+    shared = {var for member in (group, *aliases) for var in member.outputs}
     for user in users:
         ended = {var for eqn in _ends(user.eqns, weights) for var in eqn.outvars}
+        shared |= ended
         outputs_of_rests[id(user)] = [var for var in user.outputs if var not in ended]
         rests[id(user)] = leading_to(user.eqns, outputs_of_rests[id(user)], ended)
         joined += leading_to(user.eqns, ended)
@@ -140,7 +142,7 @@ def _join_ends(
         var
         for eqn in eqns
         for var in eqn.outvars
-        if var in needed
+        if (var in needed and var in shared)
         or (var in given and var in parts.results)
         or (var in given and any(user not in inside for user in parts.users(var)))
     ]

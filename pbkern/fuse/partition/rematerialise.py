@@ -137,6 +137,7 @@ def _rebuild(parts, values: set, times_smaller: int) -> bool:
     ]
     inner = {var for cone in cones.values() for eqn in cone for var in eqn.outvars}
     stops = {atom for cone in cones.values() for eqn in cone for atom in atoms(eqn)} - inner
+    touched = _with_makers(parts, touched, stops)
     # Equations of each group, and the results that others need.
     wanted = []
     for group in touched:
@@ -158,6 +159,19 @@ def _rebuild(parts, values: set, times_smaller: int) -> bool:
         wanted.append((group, list(known.values()), outputs))
     wanted = [(n, eqns, _once(n, outputs, wanted)) for n, eqns, outputs in wanted]
     return _apply(parts, wanted)
+
+
+def _with_makers(parts, touched: list[Node], stops: set) -> list[Node]:
+    """`touched`, and groups that make one of `stops` for themselves alone, as one that makes a mask makes its operands."""
+    given = {output for node in parts.nodes for output in node.outputs}
+    hidden = stops - given - {var for node in touched for eqn in node.eqns for var in eqn.outvars}
+    more = []
+    for node in parts.groups():
+        computed = hidden & {var for eqn in node.eqns for var in eqn.outvars}
+        if computed:
+            more.append(node)
+            hidden -= computed
+    return [node for node in parts.nodes if node in touched or node in more]
 
 
 def _makers(parts) -> dict:
