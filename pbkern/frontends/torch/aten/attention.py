@@ -59,9 +59,8 @@ def attention(call, q, k, v, dropout, causal, *, attn_mask, scale):
     k, v = (_shared(x, q.shape[-3]) for x in (k, v))
     scores = _scores(q, k, causal, attn_mask, scale)
     top = scores.max(-1, keepdims=True)
-    weights = jnp.exp(
-        scores - top
-    )  # NaN in rows without keys, which are replaced last: so the rest is softmax
+    # Rows without keys are NaN until they are replaced at the end: so what comes before is a softmax, which fuses.
+    weights = jnp.exp(scores - top)
     total = weights.sum(-1, keepdims=True)
     result = jnp.matmul(weights / total, v.astype(weights.dtype))
     logarithms = jnp.log(total) + top if 1 in call.used else jnp.zeros_like(total)
