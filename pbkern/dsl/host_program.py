@@ -63,10 +63,15 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copies source's elements to destination; both have one type and do not overlap."""
+    """Copies source's elements to destination, of the same type, unless both are one array; they do not overlap otherwise.
+
+    Attributes:
+      shares: whether a caller may pass one array for both, where they are an input and an output.
+    """
 
     source: BufferView
     destination: BufferView
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +178,25 @@ class HostProgram:
         )
 
     def shared_arrays(self) -> dict[int, int]:
-        """{input: output} that kernels alias: results take the place of operands."""
+        """{input: output} that may be one array, as kernels alias them or loops update them: results take operands' places."""
         inputs, outputs = (
             {buffer.name: buffer.position for buffer in buffers}
             for buffers in (self.inputs, self.outputs)
         )
-        return {
-            inputs[launch.operands[i].buffer]: outputs[launch.results[output].buffer]
+        pairs = [
+            (launch.operands[i].buffer, launch.results[output].buffer)
             for launch in self.launches
             for i, output in launch.kernel.aliases
-            if launch.operands[i].buffer in inputs and launch.results[output].buffer in outputs
+        ]
+        pairs += [
+            (step.source.buffer, step.destination.buffer)
+            for step in self.all_steps()
+            if isinstance(step, Copy) and step.shares
+        ]
+        return {
+            inputs[operand]: outputs[result]
+            for operand, result in pairs
+            if operand in inputs and result in outputs
         }
 
     def all_steps(self) -> Iterator[Step]:

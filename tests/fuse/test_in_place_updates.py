@@ -228,6 +228,70 @@ def test_a_donated_array_is_updated_in_place():
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
 
 
+def written_layers(a, rows, at):
+    """A scan over layers that takes slices of a cache and gives them back, each with a line of its own."""
+
+    def layer(total, given):
+        lines, row = given
+        lines = put(lines, row, at)
+        return total + jnp.tanh(lines).sum(), lines
+
+    return lax.scan(layer, jnp.float32(0), (a, rows))
+
+
+def written_by_steps(a, rows, at):
+    """A loop over steps, each of which writes a line of every layer."""
+    return lax.fori_loop(0, 3, lambda n, a: a.at[:, at + n].set(rows * n), a), rows.sum()
+
+
+def written_until(a, rows, at):
+    return lax.while_loop(
+        lambda carry: carry[1] < at,
+        lambda carry: (carry[0].at[:, carry[1]].add(rows), carry[1] + 1),
+        (a, 0),
+    )
+
+
+def written_if(a, rows, at):
+    """A branch that hands the array on beside one whose loop writes to it."""
+    return lax.cond(at > 5, lambda a: written_by_steps(a, rows, at)[0], lambda a: a, a), rows.sum()
+
+
+def written_and_read(a, rows, at):
+    """What the loop began with is read before it."""
+    before = (a * 2).sum(1)
+    return *written_by_steps(a, rows, at), before
+
+
+LOOPS = [written_layers, written_by_steps, written_until, written_if, written_and_read]
+
+
+@pytest.mark.parametrize("f", LOOPS)
+def test_loops_write_to_donated_arrays(f):
+    rows = jnp.stack([ROWS[0], 2 * ROWS[0], -ROWS[0]])
+    compiled = pbkern.jit(f, donate_argnums=0)
+    for at in (0, 4, 40):
+        a = jnp.stack([CACHE, 2 * CACHE, -CACHE])
+        want, place = jax.jit(f)(a, rows, at), a.unsafe_buffer_pointer()
+        got = compiled(a, rows, at)
+        assert a.is_deleted()
+        results = jax.tree.leaves(got)
+        assert place in [x.unsafe_buffer_pointer() for x in results]
+        for x, y in zip(results, jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("f", LOOPS)
+def test_loops_leave_arrays_that_are_not_donated(f):
+    rows, a = jnp.stack([ROWS[0], 2 * ROWS[0], -ROWS[0]]), jnp.stack([CACHE, 2 * CACHE, -CACHE])
+    inner = pbkern.jit(f, donate_argnums=0)
+    want = jax.jit(f)(a, rows, 7)
+    for g in (pbkern.jit(f), jax.jit(lambda *args: (inner(*args), args[0] + 1)[0])):
+        for x, y in zip(jax.tree.leaves(g(a, rows, 7)), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+        np.testing.assert_array_equal(a, jnp.stack([CACHE, 2 * CACHE, -CACHE]))
+
+
 def test_an_array_that_others_still_hold_is_not_touched():
     q, row, a = rand(5, seed=2), ROWS[0], jnp.array(CACHE)
     inner = pbkern.jit(donated, donate_argnums=0)

@@ -1,5 +1,7 @@
 """Exponentials of long rows, summed and multiplied run by run: every dress of attention, with few columns to a run."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,6 +126,57 @@ def test_infinite_scores(large, runs):
     np.testing.assert_array_equal(
         np.isnan(pbkern.jit(attend)(q, k, v)), np.isnan(jax.jit(attend)(q, k, v))
     )
+
+
+GUARDS = {
+    "by_comparison": lambda m: jnp.where(m == -jnp.inf, 0, m),
+    "by_isfinite": lambda m: jnp.where(jnp.isfinite(m), m, jnp.zeros_like(m)),
+    "by_bound": lambda m: jnp.maximum(m, -1e30),
+    "after_scaling": lambda m: jnp.clip(0.5 * m + 1, -4, 4),
+    "in_two_steps": lambda m: lax.stop_gradient(jnp.nan_to_num(m, neginf=-3.0)),
+}
+
+
+def guarded(guard, chosen, q, k, v, shown):
+    """Attention that subtracts a function of its maxima; its sums without and with the guard beside it."""
+    s = jnp.where(shown, jnp.einsum("bhqd,bhkd->bhqk", q, k), -jnp.inf)
+    m = s.max(-1, keepdims=True)
+    p = jnp.exp(s - guard(m))
+    p = jnp.where(shown, p, 0) if chosen else p
+    sums = p.sum(-1, keepdims=True)
+    out = jnp.einsum("bhqk,bhkd->bhqd", p, v) / jnp.where(sums == 0, 1, sums)
+    return out, jnp.log(sums) + guard(m), jnp.exp(s - m).sum(-1)
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("name", GUARDS)
+def test_guarded_maxima(name, chosen, runs):
+    """A guard keeps rows finite of which a mask shows nothing, here rows 0 and 3; row 1 has a score of inf."""
+    runs(8)
+    q, k, v = operands(q=20, k=40)
+    q, k = q.at[:, :, 1, 0].set(1e30), k.at[:, :, 17, 0].set(1e30)
+    shown = (jnp.arange(40) < jnp.arange(20)[:, None]) & (jnp.arange(20) != 3)[:, None]
+    shown = shown.at[1].set(True)
+    args = q, k, v, shown
+    f = functools.partial(guarded, GUARDS[name], chosen)
+    assert in_chunks(f, *args)
+    for ours, theirs in zip(pbkern.jit(f)(*args), jax.jit(f)(*args), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_guarded_maxima_of_short_floats(dtype, runs):
+    runs(8)
+
+    def f(q, k, v):
+        s = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+        m = s.max(-1, keepdims=True)
+        p = jnp.exp(s - jnp.where(m == -jnp.inf, 0, m))
+        return jnp.einsum("bhqk,bhkd->bhqd", p, v) / p.sum(-1, keepdims=True)
+
+    args = [x.astype(dtype) for x in operands(q=20, k=40)]
+    assert in_chunks(f, *args)
+    check(f, *args, kernels=1, tolerance=TOLERANCE[dtype])
 
 
 def unnormalised(q, k, v):

@@ -10,7 +10,7 @@ control flow it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from jax.extend import core as jex
@@ -32,9 +32,10 @@ ALTERNATE_BYTES = 1 << 14
 def control_steps(builder, node: Node) -> list[Step]:
     """Steps of one control-flow equation."""
     (eqn,) = node.eqns
-    return {"scan": _scan, "while": _while, "cond": _cond}[eqn.primitive.name](
-        builder, eqn, node.inner
-    )
+    if eqn.primitive.name == "cond":
+        return _cond(builder, eqn, node.inner)
+    loop = {"scan": _scan, "while": _while}[eqn.primitive.name]
+    return loop(builder, eqn, node.inner, node.shares.keys())
 
 
 def _operand(builder, atom) -> BufferView:
@@ -85,19 +86,23 @@ def _made_as(inner: Inner) -> dict:
     return places
 
 
-def _carries(
-    builder, atoms: Sequence, results: Sequence
-) -> tuple[list[BufferView], list[BufferView]]:
-    """(first values of the carries, their buffers)."""
-    firsts = [
-        builder.typed(_operand(builder, atom), result.aval) for atom, result in zip(atoms, results)
+def _carries(builder, atoms: Sequence, results: Sequence, shared: Collection) -> list[Copy]:
+    """Copies of the first values of carries into their buffers; from and to the same place for values that take its memory.
+
+    shared: results whose body updates the operand, which nobody reads later.
+    """
+    return [
+        Copy(
+            builder.typed(_operand(builder, atom), result.aval),
+            builder.place(result),
+            shares=result in shared,
+        )
+        for atom, result in zip(atoms, results)
     ]
-    return firsts, [builder.place(result) for result in results]
 
 
-def _copies(views: Iterable[tuple[BufferView, BufferView]]) -> list[Step]:
-    """Copies of first values into the buffers of carries that do not take their memory."""
-    return [Copy(first, carry) for first, carry in views if first != carry]
+def _moves(copies: Iterable[Copy]) -> list[Step]:
+    return [copy for copy in copies if copy.source != copy.destination]
 
 
 def _back_to_carries(
@@ -173,7 +178,7 @@ class _ScanSteps:
         ]
 
 
-def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
+def _scan(builder, eqn, inner: dict[str, Inner], shared: Collection) -> list[Step]:
     params, body, rest = params_of(eqn), inner["jaxpr"], inner.get("rest")
     n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
     firsts, carried = eqn.invars[n_consts : n_consts + n_carry], eqn.outvars[:n_carry]
@@ -190,15 +195,16 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     counter, turns = builder.fresh("i"), length // body.steps
     updated = in_place(body)
     fixed = [var in updated for var in body.jaxpr.outvars[:n_carry]]
-    olds, carries = _carries(builder, firsts, carried)
+    copies = _carries(builder, firsts, carried, shared)
+    carries = [copy.destination for copy in copies]
     if turns and _can_alternate(body, n_consts, fixed):
-        before = _copies((view, carry) for view, carry, stays in zip(olds, carries, fixed) if stays)
-        old = [carry if stays else view for view, carry, stays in zip(olds, carries, fixed)]
+        before = _moves(copy for copy, stays in zip(copies, fixed) if stays)
+        old = [copy.destination if stays else copy.source for copy, stays in zip(copies, fixed)]
         steps = _alternating(
             builder, counter, turns, rest is not None, old, carries, fixed, scan.step
         )
         return [*before, *steps]
-    before = _copies(zip(olds, carries))
+    before = _moves(copies)
 
     def once(index: Affine | None) -> tuple[Step, ...]:
         steps, views = scan.step(index, carries, _places(body, carries, updated))
@@ -264,13 +270,14 @@ def _alternating(
     return steps + (turn(turns, None) if rest else [])
 
 
-def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
+def _while(builder, eqn, inner: dict[str, Inner], shared: Collection) -> list[Step]:
     params = eqn.params
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts = [_operand(builder, var) for var in eqn.invars[:n_cond]]
     body_consts = [_operand(builder, var) for var in eqn.invars[n_cond : n_cond + n_body]]
-    before = _copies(zip(*(both := _carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars))))
-    body, carries = inner["body_jaxpr"], both[1]
+    copies = _carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars, shared)
+    before, carries = _moves(copies), [copy.destination for copy in copies]
+    body = inner["body_jaxpr"]
     updated = in_place(body)
     fixed = [var in updated for var in body.jaxpr.outvars]
 
@@ -290,7 +297,7 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
         spares = _spares(builder, carries, fixed)
         first, second = turn(carries, spares)[0], turn(spares, carries)[0]
         between, again = test(spares)
-        back = tuple(_copies(zip(spares, carries)))
+        back = tuple(_moves(map(Copy, spares, carries)))
         return [
             *before,
             HostWhile(condition, predicate, (*first, *between, Cond(again, (back, tuple(second))))),

@@ -20,6 +20,7 @@ from pbkern.dsl.trace import canonical_body
 from pbkern.fuse.access.blocks import BlockRequests, BodyContext, Step, literal, run_steps
 from pbkern.fuse.access.dimension_map import Places
 from pbkern.fuse.access.rules import Access, block_shape
+from pbkern.fuse.tiling.guarded_maximum import Guard
 from pbkern.fuse.tiling.hidden_chunks import ChunkMask, chunk_mask
 from pbkern.fuse.tiling.online_blocks import (
     CHUNK_NUMBER,
@@ -299,7 +300,7 @@ class _OnlineBody:
             ref[...] = ref[...] + _sum(chunk.requests, values, step, ref.dtype)
 
     def first(self, over: ChunkPass) -> dict:
-        """Maximum and sums at the end. In a row that is all -inf, exp(-inf - -inf) makes them NaN."""
+        """Maximum and sums at the end, which get a factor for what the scores of a row have subtracted."""
         if not self.maximum:
             return {
                 (sum_, place): _as(ref[...], sum_.aval.dtype)
@@ -308,12 +309,30 @@ class _OnlineBody:
         maximum, (access, *accesses) = self.maximum[0][...], over.results
         peak, *sums = self.online.first_results
         values = {(peak, access): _as(maximum, peak.aval.dtype)}
-        for sum_, place, ref, (_, places) in zip(sums, accesses, self.sums, self.online.sums):
-            empty, total = self.spread(_is_least(maximum), places, ref.shape), ref[...]
-            values[sum_, place] = _as(
-                lax.select(empty, lax.full_like(total, np.nan), total), sum_.aval.dtype
-            )
+        for sum_, guard, place, ref, (_, places) in zip(
+            sums, self.online.guards, accesses, self.sums, self.online.sums
+        ):
+            total = ref[...]
+            if guard is None:
+                infinite = self.spread(_is_infinite(maximum), places, ref.shape)
+                total = lax.select(infinite, lax.full_like(total, np.nan), total)
+            else:
+                share = self.guard_share(guard, maximum, peak.aval.dtype)
+                total = total * self.spread(_as(share, ref.dtype), places, ref.shape)
+            values[sum_, place] = _as(total, sum_.aval.dtype)
         return values
+
+    def guard_share(self, guard: Guard, maximum, dtype):
+        """The factor that makes sums of exp(x - _finite(maximum)) sums of exp(x - guard(maximum)).
+
+        It is exp(-inf - guard) in rows that are all -inf, whose sums are 0: they stay 0, or become NaN if the guard is -inf. In
+        rows with inf it is NaN if the guard is inf, and never 0, which would make sums of inf NaN.
+        """
+        level = _as(guard(_as(maximum, dtype)), maximum.dtype)
+        share = getattr(lax, self.online.function)(lax.min(maximum, _finite(maximum)) - level)
+        least, nan = jnp.finfo(share.dtype).tiny, lax.full_like(share, np.nan)
+        of_inf = lax.select(_is_infinite(level), nan, lax.max(share, lax.full_like(share, least)))
+        return lax.select(lax.eq(maximum, lax.full_like(maximum, np.inf)), of_inf, share)
 
     def spread(self, x, places: Places, shape: tuple[int, ...]):
         """One number per row of the maximum -> one per element of a sum."""
@@ -415,13 +434,13 @@ def _as(x, dtype):
 
 
 def _finite(maximum):
-    """The maximum; 0 in rows that are all -inf so far: their exponentials are 0, not those of -inf - -inf."""
-    return lax.select(_is_least(maximum), lax.full_like(maximum, 0), maximum)
+    """The number that scores have subtracted while the maximum may still rise: 0 if it is infinite, as inf - inf is NaN."""
+    return lax.select(_is_infinite(maximum), lax.full_like(maximum, 0), maximum)
 
 
 def _any(x):
     return lax.reduce_or(x, tuple(range(x.ndim)))
 
 
-def _is_least(x):
-    return lax.eq(x, lax.full_like(x, -np.inf))
+def _is_infinite(x):
+    return lax.eq(lax.abs(x), lax.full_like(x, np.inf))

@@ -4,7 +4,8 @@
 
 A chunk of columns may raise the maximum to m'. The sums so far hold a factor exp(-m) and need
 exp(-m'): they are multiplied by exp(m - m'), and so is whatever is linear in p. Neither x nor p is
-then needed as a whole. Source: Milakov & Gimelshein 2018, "Online normalizer calculation for
+then needed as a whole. Where p = exp(x - g(m)), as with g(m) = where(m == -inf, 0, m), the sums get
+the factor exp(m - g(m)) behind the last chunk. Source: Milakov & Gimelshein 2018, "Online normalizer calculation for
 softmax"; Dao et al. 2022, "FlashAttention".
 
 Sums that need these results, as in gradients, are a second pass over the columns, which computes x
@@ -35,6 +36,8 @@ from pbkern.fuse.access.dimension_map import MOVING, Places, moved
 from pbkern.fuse.cost.sizes import Sizes
 from pbkern.fuse.tiling.block_options import are_matrices
 
+from .guarded_maximum import Guard, as_maximum
+
 # Columns of a chunk: enough for deep products, few enough that a hundred rows of them stay in L2.
 CHUNK_COLUMNS = 512
 # Fewest columns of a chunk; the columns of every chunk are a multiple of it.
@@ -64,6 +67,7 @@ class Online:
       chunk_columns: how many of them a chunk has.
       maximum: the equation of the maximum m = reduce_max(x); None: the first pass, if any, makes sums that need none.
       function: "exp", or "exp2".
+      guards: per sum, what x has subtracted in place of the maximum; None: the maximum itself.
       sums: equations linear in exp(x - m), each with the dimension of x per dimension of its
         result; any, without a maximum.
       first_eqns: equations that x and the sums' operands need.
@@ -84,6 +88,7 @@ class Online:
     totals: tuple
     second_eqns: tuple
     final_eqns: tuple
+    guards: tuple[Guard | None, ...] = ()
     outer_extent: int = 1
     leaves_out_hidden: bool = False
 
@@ -127,18 +132,20 @@ def find_online(eqns: Sequence, outputs: Sequence, sizes: Sizes) -> Online | Non
         return None
     for maximum in (eqn for eqn in eqns if _is_long(eqn, chunk)):
         x, axis = maximum.invars[0], int(maximum.params["axes"][0])
-        linear = _Linear(maximum)
-        sums = tuple(linear.sums(eqns))
+        linear = _Linear(maximum, eqns)
+        sums = tuple(linear.sums())
         first = {eqn.outvars[0] for eqn in (maximum, *(total for total, _ in sums))}
         first_eqns = leading_to(
-            eqns,
+            linear.unguarded(),
             {atom for eqn in (maximum, *(total for total, _ in sums)) for atom in atoms(eqn)},
             {maximum.outvars[0]},
         )
         if not sums or any(var in first for eqn in first_eqns for var in eqn.outvars):
             continue
         totals = [eqn for eqn in _totals(eqns, x).get(axis, ()) if eqn.outvars[0] not in first]
-        first_pass = _FirstPass(maximum, linear.function or "", sums, tuple(first_eqns))
+        first_pass = _FirstPass(
+            maximum, linear.function or "", linear.guards_of_sums(), sums, tuple(first_eqns)
+        )
         chunked = _complete(eqns, outputs, x.aval.shape[axis], first_pass, totals, chunk)
         if chunked is not None:
             return chunked
@@ -173,6 +180,7 @@ class _FirstPass:
 
     maximum: jex.JaxprEqn | None = None
     function: str = ""
+    guards: tuple[Guard | None, ...] = ()
     sums: tuple[tuple[jex.JaxprEqn, Places], ...] = ()
     first_eqns: tuple = ()
 
@@ -239,6 +247,7 @@ def _complete(
         totals=tuple(totals),
         second_eqns=tuple(second_eqns),
         final_eqns=tuple(final_eqns),
+        guards=first_pass.guards,
         outer_extent=outer_extent,
     )
 
@@ -327,25 +336,28 @@ class _Linear:
     """Follows x, its maximum and values linear in exp(x - maximum) through a group, with their dimension maps.
 
     Any other value that depends on the maximum, or on exponentials, is `other`: it changes from
-    chunk to chunk. So is a select between exponentials and zero: in rows that are all -inf it
-    leaves some elements NaN and some not, which sums cannot tell.
+    chunk to chunk. A select between exponentials and zero is linear where a guard makes them finite. Without a guard, rows
+    that are all -inf would have some elements NaN and some not, which sums cannot tell.
     """
 
-    def __init__(self, maximum) -> None:
+    def __init__(self, maximum, eqns: Sequence) -> None:
         x, peak = maximum.invars[0], maximum.outvars[0]
-        self.maximum, self.axis = maximum, int(maximum.params["axes"][0])
+        self.maximum, self.axis, self.eqns = maximum, int(maximum.params["axes"][0]), eqns
         dims = tuple(range(x.aval.ndim))
         self.known: dict = {
             x: ("x", dims),
             peak: ("maximum", tuple(dim for dim in dims if dim != self.axis)),
         }
         self.other: set = set()
+        self.literals: dict = {}  # values that repeat a literal
         self.function: str | None = None
+        self.origins: dict = {}  # functions of the maximum -> the equation that computes them, with a maximum of their shape
+        self.guards: dict = {}  # differences and what is linear in their exponentials -> guard
         self.reductions: list[tuple[jex.JaxprEqn, Places]] = []
 
-    def sums(self, eqns: Sequence) -> list[tuple[jex.JaxprEqn, Places]]:
+    def sums(self) -> list[tuple[jex.JaxprEqn, Places]]:
         ended: set = set()  # sums, and what depends on them: it waits for all chunks
-        for eqn in eqns:
+        for eqn in self.eqns:
             if eqn is self.maximum:
                 continue
             read = atoms(eqn)
@@ -356,6 +368,9 @@ class _Linear:
                 self.other.update(eqn.outvars)
             elif any(atom in self.known for atom in read):
                 place = self._result(eqn)
+                guard = next((self.guards[atom] for atom in read if atom in self.guards), None)
+                if guard is not None:
+                    self.guards[eqn.outvars[0]] = guard
                 if place is None:
                     self.other.update(
                         eqn.outvars
@@ -367,7 +382,23 @@ class _Linear:
                     ended.update(eqn.outvars)
                 else:
                     self.known[eqn.outvars[0]] = place
+            elif eqn.primitive.name in MOVING and (literal := self._literal(eqn.invars[0])):
+                self.literals[eqn.outvars[0]] = literal
         return self.reductions
+
+    def unguarded(self) -> list:
+        """The equations, with the maximum itself in place of its guard."""
+        results = {guard.result for guard in self.guards.values()}
+        return [
+            as_maximum(eqn, self.origins[eqn.outvars[0]][1]) if eqn.outvars[0] in results else eqn
+            for eqn in self.eqns
+        ]
+
+    def guards_of_sums(self) -> tuple[Guard | None, ...]:
+        return tuple(self.guards.get(total.outvars[0]) for total, _ in self.reductions)
+
+    def _literal(self, atom) -> jex.Literal | None:
+        return atom if isinstance(atom, jex.Literal) else self.literals.get(atom)
 
     def _result(self, eqn) -> tuple[str, Places] | None:
         name = eqn.primitive.name
@@ -377,14 +408,16 @@ class _Linear:
         first = operands[0]
         if name in MOVING and first is not None:
             places = moved(eqn, first[1])
+            if eqn.invars[0] in self.origins:
+                self.origins[eqn.outvars[0]] = self.origins[eqn.invars[0]]
             return None if places is None else (first[0], places)
         if name == "sub" and first is not None and (second := operands[1]) is not None:
             (kind, places), (other, levels) = first, second
-            return (
-                ("difference", places)
-                if (kind, other) == ("x", "maximum") and self._fits(levels, places)
-                else None
-            )
+            if kind != "x" or other not in ("maximum", "guard") or not self._fits(levels, places):
+                return None
+            if other == "guard":
+                self.guards[eqn.outvars[0]] = self._guard(eqn.invars[1])
+            return "difference", places
         if (
             name in EXPONENTIALS
             and first is not None
@@ -393,8 +426,12 @@ class _Linear:
         ):
             self.function = name
             return "weight", first[1]
+        if any(operand is not None and operand[0] in ("maximum", "guard") for operand in operands):
+            return self._guarded(eqn, operands)
         if not all(operand is None or operand[0] == "weight" for operand in operands):
             return None
+        if name == "select_n":
+            return self._masked(eqn, operands)
         if (
             name in ("mul", "neg", "convert_element_type", "div")
             and sum(map(bool, operands)) == 1
@@ -408,6 +445,43 @@ class _Linear:
             if name == "dot_general" and sum(map(bool, operands)) == 1
             else None
         )
+
+    def _guarded(self, eqn, operands: Sequence) -> tuple[str, Places] | None:
+        """A function of the maximum alone, elementwise, of at least one operand that is the maximum itself."""
+        places = {operand for operand in operands if operand is not None}
+        alone = all(
+            operand is not None or self._literal(atom) is not None
+            for atom, operand in zip(eqn.invars, operands)
+        )
+        levels = {levels for _, levels in places}
+        if eqn.primitive.name not in ELEMENTWISE or not alone or len(levels) > 1:
+            return None
+        maxima = (
+            atom
+            for atom, operand in zip(eqn.invars, operands)
+            if operand and operand[0] == "maximum"
+        )
+        inner = (self.origins[atom][1] for atom in atoms(eqn) if atom in self.origins)
+        maximum = next(maxima, next(inner, None))
+        if maximum is None or maximum.aval.shape != eqn.outvars[0].aval.shape:
+            return None
+        self.origins[eqn.outvars[0]] = (eqn, maximum)
+        return "guard", next(iter(levels))
+
+    def _guard(self, moved_result) -> Guard:
+        peak, result = self.maximum.outvars[0], self.origins[moved_result][0].outvars[0]
+        return Guard(peak, result, tuple(leading_to(self.eqns, [result], [peak])))
+
+    def _masked(self, eqn, operands: Sequence) -> tuple[str, Places] | None:
+        """A select between exponentials that are finite, and zero."""
+        predicate, *cases = operands
+        zeros = [literal for atom in eqn.invars[1:] if (literal := self._literal(atom))]
+        if predicate is not None or sum(map(bool, cases)) != 1 or len(zeros) != len(cases) - 1:
+            return None
+        guard = next((self.guards[atom] for atom in atoms(eqn) if atom in self.guards), None)
+        finite = guard is not None and guard.is_finite_without_scores()
+        all_zero = all(literal.val == 0 for literal in zeros)
+        return next(case for case in cases if case) if finite and all_zero else None
 
     def _fits(self, levels: Places, places: Places) -> bool:
         """Whether every element meets the maximum of its row."""

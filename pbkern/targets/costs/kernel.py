@@ -70,7 +70,7 @@ def kernel_terms(
     traffic = _traffic(requests, outputs, grid, machine, priced.tables)
     blocks = traffic.blocks - int(
         sum(
-            volume(access) * itemsize(var) * (1 - parts[var])
+            elements_read(requests, var, access, priced.tables) * itemsize(var) * (1 - parts[var])
             for var, access in requests.inputs
             if var in parts
         )

@@ -179,7 +179,11 @@ class HostText:
             case Launch():
                 self.hooks.launch(self, step)
             case Copy(source=s, destination=d):
-                self.hooks.copy(self, self.pointer(d), self.pointer(s), s.type.nbytes)
+                kinds = [self.buffers[view.buffer].kind for view in (s, d)]
+                if kinds == [BufferKind.INPUT, BufferKind.OUTPUT]:
+                    self._copy_unless_same(s, d)
+                else:
+                    self._copy(s, d)
             case Loop(counter=c, trip_count=n, steps=inner):
                 low, high, one = self.const(0), self.const(n), self.const(1)
                 iv = self.name()
@@ -250,12 +254,15 @@ class HostText:
                 views[i] = step.results[output]
         return views
 
+    def _copy(self, source: BufferView, destination: BufferView) -> None:
+        self.hooks.copy(self, self.pointer(destination), self.pointer(source), source.type.nbytes)
+
     def _copy_unless_same(self, source: BufferView, destination: BufferView) -> None:
         """A caller that donates the operand passes one address for both."""
         origin, target = self.pointer(source), self.pointer(destination)
         test = self.put(f'llvm.icmp "ne" {origin}, {target} : !llvm.ptr')
         self.lines.append(f"scf.if {test} {{")
-        self.steps((Copy(source, destination),))
+        self._copy(source, destination)
         self.lines.append("}")
 
     def text(self) -> str:

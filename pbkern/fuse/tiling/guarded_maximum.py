@@ -1,0 +1,79 @@
+"""Guard: a function of the maximum that exponentials subtract in place of it, as where(m == -inf, 0, m) does in softmax.
+
+Its values at the last maximum scale the sums behind the last chunk. No chunk needs them.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.jax_types import array_aval
+from pbkern.core.lazy_dataclass import dataclass
+from pbkern.core.ops.elementwise import ELEMENTWISE
+from pbkern.fuse.access.dimension_map import MOVING
+
+
+@dataclass(frozen=True)
+class Guard:
+    """An elementwise function of a maximum.
+
+    Attributes:
+      maximum: its argument.
+      result: its value.
+      eqns: what makes the result of the maximum and of literals, in program order: elementwise equations, and those that
+        move or repeat elements.
+    """
+
+    maximum: jex.Var
+    result: jex.Var
+    eqns: tuple
+
+    def __call__(self, maximum: jax.Array) -> jax.Array:
+        """Traces the function, elementwise on an array of any shape."""
+        values: dict = {self.maximum: maximum}
+
+        def value(atom):
+            if isinstance(atom, jex.Literal):
+                return lax.full(maximum.shape, atom.val, atom.aval.dtype)
+            return values[atom]
+
+        for eqn in self.eqns:
+            operands = [value(atom) for atom in eqn.invars]
+            values[eqn.outvars[0]] = (
+                operands[0]
+                if eqn.primitive.name in MOVING
+                else eqn.primitive.bind(*operands, **eqn.params)
+            )
+        return values[self.result]
+
+    def is_finite_without_scores(self) -> bool:
+        """Whether the function is finite at -inf, the maximum of a row that a mask hides."""
+        values: dict = {self.maximum: np.asarray(-np.inf, array_aval(self.maximum).dtype)}
+        for eqn in self.eqns:
+            operands = [
+                np.asarray(atom.val, array_aval(atom).dtype)
+                if isinstance(atom, jex.Literal)
+                else values[atom]
+                for atom in eqn.invars
+            ]
+            name, dtype = eqn.primitive.name, array_aval(eqn.outvars[0]).dtype
+            if name in MOVING:
+                values[eqn.outvars[0]] = operands[0]
+            elif ELEMENTWISE[name].meaning is None:
+                return False
+            else:
+                values[eqn.outvars[0]] = ELEMENTWISE[name].evaluated(operands, eqn.params, dtype)
+        return bool(np.isfinite(np.asarray(values[self.result], np.float64)))
+
+
+def as_maximum(eqn, maximum: jex.Var):
+    """The last equation of a guard -> one of the same result that is the maximum itself, of the same shape."""
+    dtype = eqn.outvars[0].aval.dtype
+    return eqn.replace(
+        primitive=lax.convert_element_type_p,
+        invars=[maximum],
+        params={"new_dtype": dtype, "weak_type": False, "sharding": None},
+    )
