@@ -193,6 +193,40 @@ def test_explain_tells():
     assert told not in explained(attend, *args)
 
 
+def by_bias_of_one_query(q, k, v, position):
+    """A bias that costs a sixteenth of the scores: a select of numbers is as cheap to test as its mask."""
+    at = jnp.arange(k.shape[2]) + position[0]
+    return attend(q, k, v, bias=jnp.where(at + 1 <= position[1], 0.0, LEAST))
+
+
+def test_biases_that_select_are_masks():
+    q, k, v = operands(q=1, k=KEYS, width=64)
+    position = jnp.array([0, 20])
+    assert "the mask does not hide" in explained(by_bias_of_one_query, q, k, v, position)
+    got = pbkern.jit(by_bias_of_one_query)(q, hidden(k, 20), hidden(v, 20), position)
+    want = jax.jit(by_bias_of_one_query)(q, k, v, position)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_guarded_maxima_leave_out_chunks():
+    """Rows of which no key is shown stay finite."""
+
+    def f(q, k, v, lengths):
+        shown = jnp.arange(k.shape[2]) < lengths[:, None]
+        s = jnp.where(shown, jnp.einsum("bhqd,bhkd->bhqk", q, k), -jnp.inf)
+        m = s.max(-1, keepdims=True)
+        p = jnp.where(shown, jnp.exp(s - jnp.where(m == -jnp.inf, 0, m)), 0)
+        sums = p.sum(-1, keepdims=True)
+        return jnp.einsum("bhqk,bhkd->bhqd", p, v) / jnp.where(sums == 0, 1, sums)
+
+    q, k, v = operands(q=4, k=KEYS, width=64)
+    lengths = jnp.array([3, 0, 17, 8])
+    assert "the mask does not hide" in explained(f, q, k, v, lengths)
+    got = pbkern.jit(f)(q, hidden(k, 16), hidden(v, 16), lengths)
+    np.testing.assert_allclose(got, jax.jit(f)(q, k, v, lengths), rtol=1e-5, atol=1e-5)
+    assert not np.asarray(got)[:, :, 1].any()
+
+
 def test_masks_of_indices_are_no_tests():
     """They shorten loops instead."""
     q, k, v = operands(q=KEYS, k=KEYS, width=64)

@@ -24,7 +24,7 @@ from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import Step, volume
 from pbkern.fuse.access.dimension_map import MOVING
 from pbkern.fuse.access.rules import Access
-from pbkern.fuse.cost.kinds import contracted_size
+from pbkern.fuse.cost.kinds import DATA_MOVEMENT, contracted_size
 
 from .online_blocks import OnlineBlocks, OnlineChunk
 
@@ -120,10 +120,29 @@ def _bias(add: Step, changes: tuple, chunk: OnlineChunk, makers: dict) -> ChunkM
     with np.errstate(over="ignore"):  # float16 has -inf alone
         fill = np.asarray(HIDING_BIAS / 2, dtype)[()]
     masks = (
-        _mask(operand, _shows, fill, changes, chunk, makers, BIAS_SHARE)
+        _mask_as_bias(operand, fill, changes, chunk, makers)
+        or _mask(operand, _shows, fill, changes, chunk, makers, BIAS_SHARE)
         for operand in _operands(add)
     )
     return next(filter(None, masks), None)
+
+
+def _mask_as_bias(
+    bias: tuple[jex.Var, Access], fill, changes: tuple, chunk: OnlineChunk, makers: dict
+) -> ChunkMask | None:
+    """The mask of a bias that is a select between two literals, of which one hides."""
+    select = makers.get(_unmoved(bias, makers)[0])
+    if select is None or select.eqn.primitive.name != "select_n":
+        return None
+    predicate, *cases = select.eqn.invars
+    literals = [_literal(case, makers) for case in cases]
+    if isinstance(predicate, jex.Literal) or len(cases) != 2 or None in literals:
+        return None
+    hides = [float(literal.val) <= HIDING_BIAS for literal in literals if literal is not None]
+    if sum(hides) != 1:
+        return None
+    shown = _itself if hides[0] else lax.bitwise_not
+    return _mask(next(_operands(select)), shown, fill, changes, chunk, makers, MASK_SHARE)
 
 
 def _keeps_order(eqn) -> bool:
@@ -157,18 +176,24 @@ def _mask(
     share: float,
 ) -> ChunkMask | None:
     """The mask that an operand is; None if it does not depend on data, or costs too much."""
-    mask, block = operand
-    while (maker := makers.get(mask)) is not None and maker.out == block:
-        operands = list(_operands(maker))
-        if maker.eqn.primitive.name not in MOVING or not operands:
-            break
-        ((mask, block),) = operands
+    mask, block = _unmoved(operand, makers)
     steps = chunk.requests.steps
     needed = set(map(id, leading_to([step.eqn for step in steps], {mask})))
     makes_mask = tuple(step for step in steps if id(step.eqn) in needed)
     if not _depends_on_data(mask, makes_mask) or not _is_cheap(makes_mask, block, chunk, share):
         return None
     return ChunkMask(mask, block, makes_mask, shown, fill, changes)
+
+
+def _unmoved(value: tuple[jex.Var, Access], makers: dict) -> tuple[jex.Var, Access]:
+    """A value before its elements were moved or repeated."""
+    var, block = value
+    while (maker := makers.get(var)) is not None and maker.out == block:
+        operands = list(_operands(maker))
+        if maker.eqn.primitive.name not in MOVING or not operands:
+            break
+        ((var, block),) = operands
+    return var, block
 
 
 def _literal(atom, makers: dict) -> jex.Literal | None:
@@ -198,7 +223,7 @@ def _depends_on_data(mask: jex.Var, steps: tuple[Step, ...]) -> bool:
 
 def _is_cheap(steps: tuple[Step, ...], block: Access, chunk: OnlineChunk, share: float) -> bool:
     computes = [step for step in steps if step.eqn.primitive.name in ELEMENTWISE]
-    if not all(step in computes or step.eqn.primitive.name in (*MOVING, "iota") for step in steps):
+    if not all(step in computes or step.eqn.primitive.name in DATA_MOVEMENT for step in steps):
         return False
     operations = sum(volume(step.out) for step in computes) or volume(block)
     products = sum(
