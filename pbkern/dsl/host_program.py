@@ -267,8 +267,9 @@ class HostProgram:
                         lines.append(
                             f"{indent}{', '.join(map(view, r))} = {called(k)}{list(k.grid)}({', '.join(map(view, o))})"
                         )
-                    case Copy(source=s, destination=d):
-                        lines.append(f"{indent}{view(d)} = copy {view(s)}: {s.type}")
+                    case Copy(source=s, destination=d, shares=shares):
+                        where = ", unless they are one array" if shares else ""
+                        lines.append(f"{indent}{view(d)} = copy {view(s)}: {s.type}{where}")
                     case Loop(counter=c, trip_count=n, steps=inner):
                         lines.append(f"{indent}for {c} in range({n}):")
                         visit(inner, indent + "  ")

@@ -24,7 +24,7 @@ class Node:
       kernel: name of its kernel.
       finish: the kernel's last stage (fuse/partition/final_reductions.py); its outputs are the
         node's as well.
-      shares: result of control flow -> the operand whose memory its bodies update.
+      shares: result of control flow or of a hand-written kernel -> the operand whose memory its bodies or it update.
     """
 
     kind: str  # "group", "alias", "kernel", "control", "xla"

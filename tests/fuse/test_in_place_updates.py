@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -290,6 +292,80 @@ def test_loops_leave_arrays_that_are_not_donated(f):
         for x, y in zip(jax.tree.leaves(g(a, rows, 7)), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
         np.testing.assert_array_equal(a, jnp.stack([CACHE, 2 * CACHE, -CACHE]))
+
+
+@pbkern.kernel(
+    grid=(),
+    in_specs=[pbkern.BlockSpec()] * 3,
+    out_specs=[pbkern.BlockSpec()],
+    out_shape=jax.ShapeDtypeStruct(CACHE.shape, CACHE.dtype),
+    input_output_aliases={2: 0},
+)
+def written(at, row, a, out):
+    out[pbkern.ds(at[...], 1), :] = row[...] + out[pbkern.ds(at[...], 1), :]
+
+
+def put_by_hand(a, row, at):
+    return written(jnp.asarray(at, jnp.int32), row[None], a)
+
+
+def put_by_jax(a, row, at):
+    return a.at[at].add(row)
+
+
+# name -> (function of what writes a row, an array, rows and a place; whether it copies no array)
+BY_HAND = {
+    "loop": (
+        lambda put, a, rows, at: lax.fori_loop(0, 5, lambda n, a: put(a, rows[n], at + n), a),
+        True,
+    ),
+    "scan": (
+        lambda put, a, rows, at: lax.scan(
+            lambda a, row: (put(put(a, row, at), row, at + 1), row.sum()), a, rows
+        ),
+        True,
+    ),
+    "branch": (
+        lambda put, a, rows, at: lax.cond(
+            at > 3, lambda a: put(a, rows[0], at), lambda a: put(a, rows[1], 0), a
+        ),
+        True,
+    ),
+    "twice": (lambda put, a, rows, at: put(put(a, rows[0], at), rows[1], at + 1), True),
+    "of what a kernel made": (lambda put, a, rows, at: (put(a * 2, rows[0], at), at), True),
+    "read before": (lambda put, a, rows, at: ((a * 2).sum(), put(a, rows[0], at)), True),
+    "read by what follows": (lambda put, a, rows, at: (b := put(a, rows[0], at), b * a), False),
+    "a result as well": (lambda put, a, rows, at: (put(a, rows[0], at), a), False),
+    "result of two": (lambda put, a, rows, at: (put(a, rows[0], at), put(a, rows[1], at)), False),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("donated", [False, True])
+def test_kernels_that_alias_an_operand(name, donated):
+    """They write over it where nobody reads it later, and where it is donated."""
+    f, in_place = BY_HAND[name]
+    for at in (0, 7):
+        a = jnp.array(CACHE)
+        place = a.unsafe_buffer_pointer()
+        want = jax.tree.leaves(jax.jit(f, static_argnums=0)(put_by_jax, a, ROWS, at))
+        ours = pbkern.jit(functools.partial(f, put_by_hand), donate_argnums=0 if donated else ())
+        got = jax.tree.leaves(ours(a, ROWS, at))
+        for x, y in zip(got, want, strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+        if donated and in_place and name != "of what a kernel made":
+            assert place in [x.unsafe_buffer_pointer() for x in got if x.shape == CACHE.shape]
+        if not donated:
+            np.testing.assert_array_equal(a, CACHE)
+
+
+@pytest.mark.parametrize("name", ["loop", "scan", "of what a kernel made"])
+def test_kernels_that_alias_an_operand_copy_none_in_loops(name):
+    plan = planned(functools.partial(BY_HAND[name][0], put_by_hand), CACHE, ROWS, 3)
+    (program,) = plan.programs()
+    assert not copied_in_loops(program, CACHE.shape), program
+    copies = [step for step in program.all_steps() if isinstance(step, Copy)]
+    assert all(step.source.buffer.startswith("in") for step in copies), program
 
 
 def test_an_array_that_others_still_hold_is_not_touched():

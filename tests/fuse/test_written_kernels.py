@@ -623,3 +623,31 @@ def test_pallas_calls_that_update_operands_stay_xlas():
     x = array((24, 5))
     np.testing.assert_allclose(f(x), (x + 1) * 6, rtol=1e-5)
     assert [left.op for left in f.explain(x).left] == ["pallas_call"]
+
+
+def row_doubled(at, x, o):
+    o[...] = x[...]
+    o[pbkern.ds(at[...], 1), :] = 2 * x[pbkern.ds(at[...], 1), :]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("place", ["outside", "branch", "loop"])
+def test_operands_may_be_literals(place, times):
+    x = array((9, 5))
+    kernel = pbkern.kernel(row_doubled, out_shape=jax.ShapeDtypeStruct((9, 5), "float32"))
+
+    def step(double):
+        def f(x):
+            for at in (jnp.int32(3), jnp.int32(7))[:times]:
+                x = double(at, x)
+            return x
+
+        match place:
+            case "branch":
+                return lambda x: jax.lax.cond(x[0, 0] < 1e9, f, jnp.sin, x)
+            case "loop":
+                return lambda x: jax.lax.fori_loop(0, 3, lambda _, x: f(x), x)
+        return f
+
+    want = step(lambda at, x: x.at[at].multiply(2))(x)
+    np.testing.assert_allclose(pbkern.jit(step(kernel))(x), want, rtol=1e-6)

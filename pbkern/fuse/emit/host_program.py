@@ -111,7 +111,7 @@ class HostProgramBuilder:
         return control_steps(self, node)
 
     def hand_written(self, eqn) -> list[Step]:
-        """A hand-written kernel; an operand that shares its array with a result is copied there first."""
+        """A hand-written kernel. An operand that shares its array with a result is copied there first, if it is read later."""
         kernel = eqn.params["kernel"]
         operands, results = (
             [self.place(var) for var in eqn.invars],
@@ -119,8 +119,11 @@ class HostProgramBuilder:
         )
         copies: list[Step] = []
         for i, result_index in kernel.shared:
-            copies.append(Copy(operands[i], results[result_index]))
-            operands[i] = results[result_index]
+            result = results[result_index]
+            shares = eqn.outvars[result_index] in self.shared
+            if operands[i] != result:
+                copies.append(Copy(operands[i], result, shares=shares))
+            operands[i] = result
         return [*copies, Launch(kernel, tuple(operands), tuple(results))]
 
     def launch(self, node: Node) -> list[Step]:

@@ -20,13 +20,12 @@ from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.cost.kinds import CONTRACTIONS, DATA_MOVEMENT, is_alias, is_heavy, nbytes
 from pbkern.fuse.graph import Edge, Node
-from pbkern.fuse.simplify.driver import CONTROL
 from pbkern.fuse.tiling.one_program import grows
 from pbkern.fuse.tiling.schedule import Schedule
 from pbkern.fuse.tiling.search_memo import memoised_search
 
 from .control_regions import control_node
-from .in_place_updates import InPlaceUpdates
+from .in_place_updates import WHOLE_STEPS, InPlaceUpdates
 from .partitioner import GrowthLimits, Partitioner, alone_seconds
 
 
@@ -64,7 +63,7 @@ class _Growth:
         parts.updates = InPlaceUpdates(self.limits).of(parts.jaxpr, parts.pairs)
         eqns_in_place = [update.eqn for update in parts.updates.values()]
         parts.alone_in_place = {
-            id(eqn) for eqn in eqns_in_place if eqn.primitive.name not in CONTROL
+            id(eqn) for eqn in eqns_in_place if eqn.primitive.name not in WHOLE_STEPS
         }
         for eqn in reversed(parts.jaxpr.eqns):
             if self.waiting and len(self.waiting) >= self.most_waiting():
@@ -195,7 +194,11 @@ class _Growth:
             self.parts.add_node(control_node(self.parts, eqn, self.parts.partition))
             return
         if kind is not None:
-            self.parts.add_node(Node(kind[0], [eqn], list(eqn.outvars), reason=kind[1]))
+            updates = self.parts.updates if kind[0] == "kernel" else {}
+            shares = {var: updates[var].operand for var in eqn.outvars if var in updates}
+            self.parts.add_node(
+                Node(kind[0], [eqn], list(eqn.outvars), reason=kind[1], shares=shares)
+            )
             return
         if id(eqn) in self.parts.alone_in_place:
             schedule, _ = self.parts.attempt([eqn], eqn.outvars, None, eqn)

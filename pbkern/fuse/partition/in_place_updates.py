@@ -2,10 +2,11 @@
 
     y = dynamic_update_slice(x, window, starts)   ->   a kernel of one program that stores the window in x's memory
 
-A scatter of few elements is such an update; so is a loop or a branch whose body updates what it was given. The memory must be
-free to be written: a loop's carry that becomes the same carry, a donated operand that becomes the result it is paired
-with, or what a loop, a branch or another update made. Nobody may read the operand after the update. Readers of the old
-value run before it (`order` in fuse/graph.py); where they cannot, one copy is made (`HostProgramBuilder.launch`).
+A scatter of few elements is such an update; so is a loop or a branch whose body updates what it was given, and a kernel
+written by hand that aliases an operand. The memory must be free to be written: a loop's carry that becomes the same carry, a
+donated operand that becomes the result it is paired with, or what a loop, a branch, such a kernel or another update made.
+Nobody may read the operand after the update. Readers of the old value run before it (`order` in fuse/graph.py); where they
+cannot, one copy is made (`HostProgramBuilder.launch`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.passes import threshold
+from pbkern.dsl.call import kernel_p
 from pbkern.fuse.cost.kinds import is_alias
 from pbkern.fuse.simplify.driver import CONTROL
+
+# Equations that are a step of the program each. No kernel could update their operands or results on the way.
+WHOLE_STEPS = frozenset((*CONTROL, kernel_p.name))
 
 
 @dataclass(frozen=True)
@@ -120,14 +125,18 @@ class InPlaceUpdates:
             maker = makers.get(operand)
             if maker is None or is_alias(maker) or result in updates:
                 continue
-            control = {maker.primitive.name, makers[result].primitive.name} & {*CONTROL}
-            if operand in updates or control:
+            if operand in updates or not WHOLE_STEPS.isdisjoint(
+                (maker.primitive.name, makers[result].primitive.name)
+            ):
                 accept(result)
         return updates
 
     def operand(self, eqn, result: jex.Var) -> jex.Var | None:
         """The operand of which `eqn` changes few elements to make `result`."""
         at = 0 if self.limits.has(eqn) else None
+        if eqn.primitive is kernel_p:
+            shared = {number: i for i, number in eqn.params["kernel"].shared}
+            at = shared.get(eqn.outvars.index(result))
         if eqn.primitive.name in CONTROL:
             key = id(eqn), eqn.outvars.index(result)
             if key not in self.known:

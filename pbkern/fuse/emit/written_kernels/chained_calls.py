@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.extend import core as jex
 
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.conditional_results import unsure_results
@@ -27,7 +28,11 @@ JOINED_NAME = 80
 def links(first: KernelCall, second: KernelCall) -> list[tuple[int, int]]:
     """(number of the result, number of the operand) of every value that goes from one call to the other."""
     numbers = {var: n for n, var in enumerate(first.results)}
-    return [(numbers[atom], n) for n, atom in enumerate(second.operands) if atom in numbers]
+    return [
+        (numbers[atom], n)
+        for n, atom in enumerate(second.operands)
+        if not isinstance(atom, jex.Literal) and atom in numbers
+    ]
 
 
 def check_chain(first: KernelCall, second: KernelCall) -> None:
