@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
+import pbkern.cpu
 from pbkern.core.passes import with_settings
 
 from .checking import check, check_blocks, planned, rand, set_sizes
@@ -60,6 +61,28 @@ def test_half_precision_adds_partial_results_in_single(monkeypatch):
 def test_gradient_descent_reads_its_matrix_once_per_step(rows, columns):
     plan = planned(descent, f32(rows, columns), f32(rows), f32(columns))
     assert len(plan.kernels()) == 1, str(plan.explanation)
+
+
+@pytest.mark.parametrize(
+    ("f", "x", "y", "fewest"),
+    [
+        (lambda x, y: x @ y, f32(300, 20000), f32(20000, 8), 1024),
+        (lambda y, x: y.T @ x.T, f32(20000, 8), f32(300, 20000), 1024),
+        (lambda x, y: x @ y.T, f32(40, 100000), f32(8, 100000), 1024),
+        (lambda x, y: x @ y, f32(50, 20000), f32(20000, 200), 200),  # of y, a run stays near
+    ],
+)
+def test_runs_take_long_parts_of_rows_along_the_depth(f, x, y, fewest):
+    plan = planned(f, x, y)
+    runs = [
+        eqn.invars[0].aval.shape[eqn.params["dimension_numbers"][0][0][0]]
+        for eqn in plan.jaxpr.eqns
+        if eqn.primitive.name == "dot_general"
+    ]
+    assert len(runs) == 1
+    depth = max(x.shape + y.shape)
+    for_each_core = depth // (8 * pbkern.cpu.machine().cores)
+    assert min(fewest, for_each_core) <= runs[0] <= 2 * fewest + 1024
 
 
 def test_transposed_matrices_are_read_as_they_are():

@@ -149,6 +149,15 @@ def test_edges_without_registers_of_masks(name, rows, columns, special):
         np.testing.assert_array_equal(np.signbit(got[zeros]), np.signbit(expected(x)[zeros]))
 
 
+def stores_of_accumulators(assembly: str) -> list[str]:
+    """Stores to the stack in loops of at least twelve multiply-adds."""
+    loops = re.split(r"\bj\w+ .*\n", assembly)
+    products = [loop for loop in loops if loop.count("vfmadd231ps") >= 12]
+    assert products
+    stores = [re.search(r"vmovaps %ymm\d+,0x[0-9a-f]+\(%rsp\)", loop) for loop in products]
+    return [store[0] for store in stores if store]
+
+
 @needs_v3
 def test_accumulators_that_fill_the_registers_stay_there():
     """LLVM's optimiser, which runs for loops over border columns beside, may not unroll the loop over a window.
@@ -164,10 +173,27 @@ def test_accumulators_that_fill_the_registers_stay_there():
 
     with config.override(machine="x86-64-v3"):
         assembly = pbkern.jit(convolution).as_text(x, w, stage="asm")
-    loops = re.split(r"\bj\w+ .*\n", assembly)
-    products = [loop for loop in loops if loop.count("vfmadd231ps") >= 12]
-    assert products
-    assert not any(re.search(r"vmovaps %ymm\d+,0x[0-9a-f]+\(%rsp\)", loop) for loop in products)
+    assert not stores_of_accumulators(assembly)
+
+
+@needs_v3
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_copies_that_transpose_leave_the_registers_to_the_product(dtype):
+    """Masks of shuffles would stay in registers through the loops of the product, which needs all of them."""
+    shape = jax.ShapeDtypeStruct((512, 512), dtype)
+    with config.override(machine="x86-64-v3"):
+        assembly = pbkern.jit(lambda a, b: a @ b.T).as_text(shape, shape, stage="asm")
+    assert "vpshufb" not in assembly
+    assert not stores_of_accumulators(assembly)
+
+
+@needs_v3
+@pytest.mark.parametrize("dtype", ["int8", "float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(8, 16), (24, 40), (37, 51)])
+def test_squares_of_every_width_are_transposed(dtype, shape):
+    with config.override(machine="x86-64-v3"), jax.enable_x64(dtype == "float64"):
+        x = jnp.asarray(np.arange(shape[0] * shape[1]).reshape(shape) % 120, dtype)
+        np.testing.assert_array_equal(pbkern.jit(lambda x: x.T + x.dtype.type(1))(x), x.T + 1)
 
 
 def long_chain(x):

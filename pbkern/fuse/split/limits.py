@@ -30,3 +30,9 @@ class SplitLimits:
         8,
         "times as deep as its result is wide a contraction is that is split, at least. Source: not recorded",
     )
+    row_run_bytes: int = threshold(
+        8192,
+        "bytes of a row along the depth that one run of a contraction takes: parts of few lines are fetched one by one. "
+        "Measured on Zen 3, one thread, float32, ms with parts of 400, 1000, 2000, 4000 and 10000 bytes: 300 x 20000 x 8 5.5, "
+        "4.2, 3.8, 2.8, 2.6; 300 x 20000 x 16 5.0, 4.5, 4.3, 4.0, 3.8; 40 x 100000 x 8 3.6, 3.8, 3.8, 2.4, 2.1",
+    )

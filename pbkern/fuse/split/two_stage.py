@@ -66,7 +66,7 @@ class SplitReductions(SplitLimits):
                 _as_stored(operand, dim, transposed)
                 for operand, (dim,) in zip(operands, contracted)
             )
-            return [_split_contraction(eqn, lhs, rhs, block)]
+            return [_split_contraction(eqn, lhs, rhs, self._even_run(block, lhs, rhs, machine))]
 
         scatters = dict.fromkeys(
             SCATTERS, lambda eqn, operands: split_scatter(eqn, operands, machine)
@@ -77,7 +77,7 @@ class SplitReductions(SplitLimits):
         return retrace(retrace(closed, rewrites), {})
 
     def _depth(self, eqn, machine: CostModel) -> int | None:
-        """Elements per run of the contracted axis of a contraction to be split, or None."""
+        """Elements that a run of the contracted axis of a contraction to be split has at least, or None."""
         if eqn.primitive.name != "dot_general":
             return None
         (lc, _rc), batch = eqn.params["dimension_numbers"]
@@ -100,8 +100,20 @@ class SplitReductions(SplitLimits):
             machine.near_bytes // 4 * depth // operand_bytes,
             8 * result_bytes * depth // operand_bytes,
         )
-        block = min(block, -(-depth // (4 * machine.cores)))
-        return near_divisor(depth, block) if block else None
+        return block or None
+
+    def _even_run(self, fewest: int, lhs: tuple, rhs: tuple, machine: CostModel) -> int:
+        """Elements per run, of which there are some for each core: at least `fewest`, and long parts of rows along the depth.
+
+        lhs, rhs: operand and contracted dimension, as stored. Of the larger one, each row is read once, where the other one's
+        run stays in the private cache.
+        """
+        (x, dim), (other, _) = sorted((lhs, rhs), key=lambda operand: -operand[0].size)
+        depth, block = x.shape[dim], fewest
+        if dim == x.ndim - 1:
+            near = machine.near_bytes // 2 * depth // (other.size * other.dtype.itemsize)
+            block = max(block, min(self.row_run_bytes // x.dtype.itemsize, near))
+        return near_divisor(depth, min(block, -(-depth // (4 * machine.cores))))
 
 
 # Functions are split before they are partitioned, bodies of control flow when their nodes are made.

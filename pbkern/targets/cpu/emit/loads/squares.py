@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import BITS, mlir_type, storage_el
-from pbkern.lower.mlir.ops import Ssa
+from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Load
@@ -14,6 +14,49 @@ from pbkern.targets.cpu.schedule.nest_schedule import prefetched_by
 from .prefetches import fetch
 from .strided import StridedAccesses
 from .words import WordLoads
+
+# Bits of the parts of a vector in which instructions interleave elements of two vectors: punpck of x86, zip of Arm.
+INTERLEAVED_BITS = 128
+
+
+def transposed(b: Builder, rows: list[Ssa]) -> list[Ssa]:
+    """The columns of a square of as many rows as there are lanes, a power of two.
+
+    First all squares that parts of INTERLEAVED_BITS of neighbouring rows make are transposed: in each step, row i of a square
+    is interleaved with the row half a square behind it, and gives rows 2 i and 2 i + 1. Then these squares change places: in
+    step s, rows that differ in bit s exchange the parts whose number differs in that bit. Interleaving takes one instruction
+    and no constant for elements of every width; exchanges of single elements of 16 bits take three, and a mask in a register,
+    which a product behind the copy would miss.
+    """
+    lanes = len(rows)
+    side = min(INTERLEAVED_BITS // BITS[rows[0].el], lanes)
+    half = side // 2
+    orders = [
+        [
+            lanes * (k % 2) + part + first + k // 2
+            for part in range(0, lanes, side)
+            for k in range(side)
+        ]
+        for first in (0, half)
+    ]
+    for _ in range(side.bit_length() - 1):
+        rows = [
+            b.shuffle(rows[square + row], rows[square + row + half], order)
+            for square in range(0, lanes, side)
+            for row in range(half)
+            for order in orders
+        ]
+    step = side
+    while step < lanes:
+        low = [k if not k & step else lanes + (k ^ step) for k in range(lanes)]
+        high = [k | step if not k & step else lanes + k for k in range(lanes)]
+        exchanged = list(rows)
+        for row in range(lanes):
+            if not row & step:
+                for place, order in ((row, low), (row | step, high)):
+                    exchanged[place] = b.shuffle(rows[row], rows[row | step], order)
+        rows, step = exchanged, step * 2
+    return rows
 
 
 class TransposedLoads:
@@ -26,11 +69,7 @@ class TransposedLoads:
     def load(
         self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, tail, lanes: int
     ) -> Ssa:
-        """One vector of a lanes x lanes square that is loaded row by row and transposed in registers, once per square.
-
-        Butterfly: in step s, rows that differ in bit s exchange the elements whose index differs in
-        that bit.
-        """
+        """One vector of a lanes x lanes square that is loaded row by row and transposed in registers, once per square."""
         along, vector = walk.sched.transpose, walk.sched.along
         assert along is not None
         corner = {**point, along: 0}
@@ -52,16 +91,7 @@ class TransposedLoads:
                 for r in range(tail.live if tail else lanes)
             ]
             rows += [rows[-1]] * (lanes - len(rows))
-            b, step = self.text.builder(block, lanes), 1
-            while step < lanes:
-                low = [k if not k & step else lanes + (k ^ step) for k in range(lanes)]
-                high = [k | step if not k & step else lanes + k for k in range(lanes)]
-                transposed = list(rows)
-                for row in range(lanes):
-                    if not row & step:
-                        for place, order in ((row, low), (row | step, high)):
-                            transposed[place] = b.shuffle(rows[row], rows[row | step], order)
-                rows, step = transposed, step * 2
+            rows = transposed(self.text.builder(block, lanes), rows)
             block.memo[key] = rows
         return block.memo[key][point.get(along, 0)]
 

@@ -134,7 +134,7 @@ def _fits_once(nest: Nest, streamed: Expr, vector: str, context, limits: PackLim
     if not isinstance(other, Load):
         return False
     depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
-    size = depth * nest.dims[vector] * streamed.dtype.itemsize
+    size = depth * nest.dims[vector] * copy_dtype(streamed.dtype).itemsize
     read = math.prod(nest.dims[dim] for dim in other.symbols & nest.dims.keys())
     return (
         read * other.buf.dtype.itemsize >= FAR_BYTES
@@ -296,7 +296,8 @@ class ProductPanels:
             return 0
         depth = math.prod(self.nest.dims[rdim] for rdim in self.reduced)
         near = self.context.options.l1_bytes * self.limits.near_panel // 100
-        return min(near // (depth * width * self.streamed.dtype.itemsize), self.limits.most_panels)
+        itemsize = copy_dtype(self.streamed.dtype).itemsize
+        return min(near // (depth * width * itemsize), self.limits.most_panels)
 
     def _block_rows(self, row: str) -> int:
         """Rows of the other operand that panels of a group are multiplied with in turn; 0: all of them."""
