@@ -26,6 +26,7 @@ from pbkern.core.passes import threshold
 from pbkern.dsl.interpret import numpy_result
 from pbkern.fuse.access.windows_contractions import REDUCERS
 from pbkern.fuse.cost.kinds import is_alias
+from pbkern.fuse.cost.small_updates import SmallUpdates
 from pbkern.fuse.simplify.driver import retrace
 
 from .sorted_prefix import first_sorted
@@ -125,19 +126,11 @@ def _agreed(values: Iterable[np.ndarray | None]) -> np.ndarray | None:
 
 
 @dataclass(frozen=True)
-class UpdatesToSelects:
-    """Rewrites top_k, and the updates and dynamic slices whose places allow it."""
+class UpdatesToSelects(SmallUpdates):
+    """Rewrites top_k, and the updates and dynamic slices whose places allow it. Small updates of donated operands stay."""
 
     most_indices: int = threshold(
         4096, "elements of an array of known indices: larger ones are data. Source: not recorded"
-    )
-    least_share: int = threshold(
-        8,
-        "elements of a donated operand for each in a window that is written in place, at least: a select reads and writes them "
-        "all, but fuses. Source: that of updates in place, not recorded",
-    )
-    few_updates: int = threshold(
-        1 << 14, "elements of such a window, at most. Source: that of updates in place"
     )
 
     def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
@@ -177,7 +170,8 @@ class UpdatesToSelects:
         written = {var for var, given in zip(jaxpr.invars, donated) if given}
         steps: dict[object, jex.JaxprEqn] = {}
         for eqn in jaxpr.eqns if written else ():
-            if (is_alias(eqn) or self._is_small(eqn)) and eqn.invars[0] in written:
+            is_small = self.has(eqn) and self.leaves_most(eqn)
+            if (is_alias(eqn) or is_small) and eqn.invars[0] in written:
                 (result,) = eqn.outvars
                 written.add(result)
                 steps[result] = eqn
@@ -188,14 +182,6 @@ class UpdatesToSelects:
                 windows.add(id(steps[value]))
                 value = steps[value].invars[0]
         return windows
-
-    def _is_small(self, eqn) -> bool:
-        name = eqn.primitive.name
-        if name not in SCATTERS and name != "dynamic_update_slice":
-            return False
-        window = array_aval(eqn.invars[2 if name in SCATTERS else 1]).size
-        whole = array_aval(eqn.invars[0]).size
-        return 0 < window <= self.few_updates and window * self.least_share <= whole
 
 
 # ---- slices and updates at constant starts

@@ -25,7 +25,7 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import nbytes
-from pbkern.fuse.partition.in_place_updates import SmallUpdates
+from pbkern.fuse.cost.small_updates import SmallUpdates
 from pbkern.fuse.simplify.driver import retrace
 
 # Types of indices that hold the number of a step too.

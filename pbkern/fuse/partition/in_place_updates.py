@@ -16,41 +16,16 @@ from collections.abc import Mapping
 from jax.extend import core as jex
 
 from pbkern._jax import params_of
-from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
-from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.passes import threshold
 from pbkern.dsl.call import kernel_p
 from pbkern.fuse.cost.kinds import is_alias
+from pbkern.fuse.cost.small_updates import SmallUpdates
 from pbkern.fuse.simplify.driver import CONTROL
 
 # Equations that are a step of the program each. No kernel could update their operands or results on the way.
 WHOLE_STEPS = frozenset((*CONTROL, kernel_p.name))
-
-
-@dataclass(frozen=True)
-class SmallUpdates:
-    """Which updates are small enough to be a step of their own."""
-
-    few_updates: int = threshold(
-        1 << 14, "elements that are updated in one program: several take longer to start"
-    )
-    least_share: int = threshold(
-        8,
-        "elements of an array for each in its window: a larger window is updated by arithmetic on "
-        "the whole, which fuses. Source: not recorded",
-    )
-
-    def has(self, eqn) -> bool:
-        """Whether an equation changes few elements of its first operand to make its result."""
-        if eqn.primitive.name in SCATTERS:
-            few = array_aval(eqn.invars[2]).size <= self.few_updates
-            return few and scatter_combines(eqn) is not None
-        if eqn.primitive.name != "dynamic_update_slice":
-            return False
-        window, whole = (array_aval(var).size for var in eqn.invars[1::-1])
-        return 0 < window <= self.few_updates and window * self.least_share <= whole
 
 
 @dataclass(frozen=True)

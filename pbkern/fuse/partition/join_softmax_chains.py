@@ -22,21 +22,9 @@ from .partitioner import Partitioner
 
 def are_scores(values: Iterable, eqns: Sequence) -> bool:
     """Whether values lead to, or come from, exponentials that `eqns`, in program order, both sum and multiply."""
-    weights: set = set()
-    ended: set[str] = set()
-    for eqn in eqns:
-        reads = bool(weights) and any(atom in weights for atom in atoms(eqn))
-        if eqn.primitive.name in EXPONENTIALS or (reads and _passes(eqn)):
-            weights.update(eqn.outvars)
-        elif reads:
-            ended.add(
-                "sum"
-                if eqn.primitive.name == "reduce_sum"
-                else "product"
-                if eqn.primitive.name in CONTRACTIONS
-                else "other"
-            )
-    if not {"sum", "product"} <= ended:
+    weights, ends = _followed(eqns)
+    names = {eqn.primitive.name for eqn in ends}
+    if "reduce_sum" not in names or names.isdisjoint(CONTRACTIONS):
         return False
     leads = set(weights)
     for eqn in reversed(eqns):
@@ -118,12 +106,13 @@ def _join_ends(
     A reader may hold a layer's next product, which nothing makes one group with attention.
     """
     joined = [*group.eqns, *(eqn for alias in aliases for eqn in alias.eqns)]
-    weights = _weights(joined)
+    weights, _ = _followed(joined)
     inside = [group, *aliases, *users]
-    rests, outputs_of_rests = {}, {}
+    rests, outputs_of_rests, ends = {}, {}, set()
     shared = {var for member in (group, *aliases) for var in member.outputs}
     for user in users:
-        ended = {var for eqn in _ends(user.eqns, weights) for var in eqn.outvars}
+        ended = {var for eqn in _followed(user.eqns, weights)[1] for var in eqn.outvars}
+        ends |= ended
         shared |= ended
         outputs_of_rests[id(user)] = [var for var in user.outputs if var not in ended]
         rests[id(user)] = leading_to(user.eqns, outputs_of_rests[id(user)], ended)
@@ -132,7 +121,7 @@ def _join_ends(
     read = _read(eqns)
     makers = [node for var in read for node in parts.nodes_of.get(id(parts.makers.get(var)), ())]
     after = parts.successors(group)
-    stays = not any(rests.values()) or not any(_ends(user.eqns, weights) for user in users)
+    stays = not any(rests.values()) or not ends
     if stays or any(parts.reaches(after, maker) for maker in makers):
         return
     of_rests = {var for rest in rests.values() for eqn in rest for var in eqn.outvars}
@@ -179,23 +168,22 @@ def _read(eqns: Sequence) -> set:
     }
 
 
-def _weights(eqns: Sequence) -> set:
-    """Exponentials, and what elementwise operations make of them."""
-    weights: set = set()
+def _followed(eqns: Sequence, known: Iterable | None = None) -> tuple[set, list]:
+    """Follows exponentials through elementwise operations.
+
+    Args:
+      eqns: the equations, in program order.
+      known: exponentials that the equations read; None: those that they make.
+
+    Returns:
+      (exponentials and what is made of them, the sums, products and other equations that read these).
+    """
+    weights: set = set(known or ())
+    ends: list = []
     for eqn in eqns:
-        reads = any(atom in weights for atom in atoms(eqn))
-        if eqn.primitive.name in EXPONENTIALS or (reads and _passes(eqn)):
+        reads = bool(weights) and any(atom in weights for atom in atoms(eqn))
+        if (reads and _passes(eqn)) or (known is None and eqn.primitive.name in EXPONENTIALS):
             weights.update(eqn.outvars)
-    return weights
-
-
-def _ends(eqns: Sequence, weights: Iterable) -> list:
-    """The sums and products of exponentials, and of what elementwise operations make of them."""
-    weights, ends = set(weights), []
-    for eqn in eqns:
-        if any(atom in weights for atom in atoms(eqn)):
-            if _passes(eqn):
-                weights.update(eqn.outvars)
-            else:
-                ends.append(eqn)
-    return ends
+        elif reads:
+            ends.append(eqn)
+    return weights, ends
