@@ -8,6 +8,7 @@ Sums are reassociated.
 
 from __future__ import annotations
 
+from collections import Counter
 from operator import attrgetter
 
 import numpy as np
@@ -15,6 +16,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs.evaluation import Notes
+from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import Pass
@@ -48,7 +50,7 @@ class SplitReductions(SplitLimits):
         if not any(test(eqn) for eqn in closed.jaxpr.eqns for test in tests):
             return closed
 
-        transposed = Notes()
+        transposed, given = Notes(), _arguments_of_one_reader(closed.jaxpr)
 
         def transpose(eqn, operands):
             return transposed.note(
@@ -66,6 +68,10 @@ class SplitReductions(SplitLimits):
                 _as_stored(operand, dim, transposed)
                 for operand, (dim,) in zip(operands, contracted)
             )
+            if all(not isinstance(var, jex.Literal) and var in given for var in eqn.invars):
+                block = lhs[0].shape[
+                    lhs[1]
+                ]  # no other pass over the operands has use for short runs
             return [_split_contraction(eqn, lhs, rhs, self._even_run(block, lhs, rhs, machine))]
 
         scatters = dict.fromkeys(
@@ -103,7 +109,7 @@ class SplitReductions(SplitLimits):
         return block or None
 
     def _even_run(self, fewest: int, lhs: tuple, rhs: tuple, machine: CostModel) -> int:
-        """Elements per run, of which there are some for each core: at least `fewest`, and long parts of rows along the depth.
+        """Elements per run, of which there are some for each core: `fewest` if possible, and long parts of rows along the depth.
 
         lhs, rhs: operand and contracted dimension, as stored. Of the larger one, each row is read once, where the other one's
         run stays in the private cache.
@@ -123,6 +129,16 @@ SPLIT_REDUCTIONS = Pass(
     "narrow reductions keep all cores busy",
     when=attrgetter("fast"),
 )
+
+
+def _arguments_of_one_reader(jaxpr: jex.Jaxpr) -> set:
+    """Arguments that one equation reads, and their transposes that one equation reads."""
+    readers = Counter(atom for eqn in jaxpr.eqns for atom in atoms(eqn))
+    given = {var for var in jaxpr.invars if readers[var] == 1}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "transpose" and not given.isdisjoint(atoms(eqn)):
+            given.update(var for var in eqn.outvars if readers[var] == 1)
+    return given
 
 
 def _as_stored(x, contracted: int, transposed: Notes) -> tuple:
