@@ -8,13 +8,17 @@ Tests that the report does not know keep their times. Names of parameters are pa
 
 from __future__ import annotations
 
+import collections
 import pathlib
 import sys
 import xml.etree.ElementTree as ElementTree
 
 DURATIONS = pathlib.Path(__file__).parent.parent / "tests" / "durations.txt"
-# Seconds: shorter tests are not listed, unless they are cases of a function with a listed one.
-SHORTEST = 0.5
+# Seconds: shorter cases are not listed,
+SHORTEST = 0.1
+# nor those of functions whose longest case is shorter than LONGEST, and all that are listed together than TOGETHER.
+LONGEST = 0.5
+TOGETHER = 1.0
 
 
 def main(report: str) -> None:
@@ -25,15 +29,17 @@ def main(report: str) -> None:
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
         seconds[name] = float(case.get("time"))
-    long = {name.partition("[")[0] for name, time in seconds.items() if time >= SHORTEST}
-    listed = {name: time for name, time in seconds.items() if name.partition("[")[0] in long}
-    quickest = {}
-    for name, time in listed.items():
-        function = name.partition("[")[0]
-        quickest[function] = min(quickest.get(function, (time, name)), (time, name))
-    kept = {name for name, time in listed.items() if time >= SHORTEST}
-    kept |= {name for _, name in quickest.values()}
-    text = "".join(f"{listed[name]:.2f} {name}\n" for name in sorted(kept))
+    functions = collections.defaultdict(list)
+    for name, time in seconds.items():
+        if time >= SHORTEST:
+            functions[name.partition("[")[0]].append((name, time))
+    listed = sorted(
+        case
+        for cases in functions.values()
+        if max(time for _, time in cases) >= LONGEST or sum(time for _, time in cases) >= TOGETHER
+        for case in cases
+    )
+    text = "".join(f"{time:.2f} {name}\n" for name, time in listed)
     DURATIONS.write_text(text)
 
 

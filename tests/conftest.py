@@ -5,7 +5,18 @@ import collections
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
+import zlib
+from collections.abc import Callable, Container, Iterable
+
+# Before the imports below, and inherited by all processes of tests: Python compiles this tree and rewrites its assertions once,
+# not in each of them, also where the environment asks for no bytecode, which is to keep it away from sources.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(pathlib.Path(__file__).parent.parent / "build" / "bytecode")
+    os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 import hypothesis
 import pytest
@@ -33,6 +44,12 @@ DURATIONS = pathlib.Path(__file__).parent / "durations.txt"
 LONG_CASE = 0.5
 # Seconds: the quickest case of a function runs by default up to this.
 LONG_FUNCTION = 1.0
+# Seconds: the cases of one function that run by default take no longer together,
+LONG_CASES = 1.0
+# but for cases that are shorter than this: they all run.
+SHORT_CASE = 0.1
+# Seconds: a test that draws examples, and takes longer than LONG_FUNCTION with all of them, takes about as long by default.
+LONG_DRAWN = 0.9
 # What a reader runs first is always tested.
 ALWAYS = (
     "tests/test_tutorials.py",
@@ -43,35 +60,73 @@ ALWAYS = (
 )
 
 
-def slow_cases(seconds: dict[str, float]) -> set[str]:
-    """The tests, by id, that take so long that they run with `-m slow` only."""
-    quickest: dict[str, tuple[float, str]] = {}
-    for name, time in seconds.items():
-        function = name.partition("[")[0]
-        quickest[function] = min(quickest.get(function, (time, name)), (time, name))
-    return {
-        name
-        for name, time in seconds.items()
-        if time >= LONG_CASE
-        and not name.startswith(ALWAYS)
-        and (name != quickest[name.partition("[")[0]][1] or time >= LONG_FUNCTION)
-    }
+def slow_cases(
+    names: Iterable[str], seconds: dict[str, float], apart: Container[str] = ()
+) -> set[str]:
+    """Those tests, by id, that run with `-m slow` only, of tests that would run by default. Unknown times count as none.
+
+    Of the cases of a function some run, up to a total: the quickest, and others in an order that follows no parameter.
+    Where cases are `apart`, they count one by one.
+    """
+    functions = collections.defaultdict(list)
+    for name in names:
+        functions[name.partition("[")[0]].append((seconds.get(name, 0.0), name))
+    slow: set[str] = set()
+    for function, cases in functions.items():
+        if function.startswith(ALWAYS):
+            continue
+        quickest = min(cases)
+        together = quickest[0]
+        if together >= LONG_FUNCTION:
+            slow.add(quickest[1])
+        for time, name in sorted(cases, key=lambda case: zlib.crc32(case[1].encode())):
+            if name == quickest[1]:
+                continue
+            counts = time >= SHORT_CASE and name not in apart
+            if time >= LONG_CASE or (counts and together + time > LONG_CASES):
+                slow.add(name)
+            elif counts:
+                together += time
+    return slow
+
+
+def draw_fewer(drawn: Callable, seconds: float) -> None:
+    """Gives a test of hypothesis, which takes so long with all of its examples, as many as LONG_DRAWN allows."""
+    # A second decorator with settings is an error.
+    settings = drawn._hypothesis_internal_use_settings
+    few = max(1, int(settings.max_examples * LONG_DRAWN / seconds))
+    drawn._hypothesis_internal_use_settings = hypothesis.settings(settings, max_examples=few)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Marks slow tests: long ones, and of a test's cases those that `sampled(n)`, which runs every n-th, leaves out."""
-    lines = (line.split(" ", 1) for line in DURATIONS.read_text().splitlines())
-    long = slow_cases({name: float(time) for time, name in lines})
+def pytest_collection_modifyitems(config, items):
+    """Marks slow tests: of a test's cases those that `sampled(n)`, which runs every n-th, leaves out; then long ones.
+
+    Long tests that draw examples have fewer by default, and all of them as slow tests.
+    """
     seen = collections.Counter()
     for item in items:
-        if item.nodeid in long:
-            item.add_marker(pytest.mark.slow)
         mark = item.get_closest_marker("sampled")
         if mark is not None:
             seen[item.function] += 1
             if seen[item.function] % mark.args[0] != 1:
                 item.add_marker(pytest.mark.slow)
+    lines = (line.split(" ", 1) for line in DURATIONS.read_text().splitlines())
+    seconds = {name: float(time) for time, name in lines}
+    short = {item.nodeid: item for item in items if item.get_closest_marker("slow") is None}
+    drawn = {
+        item.function: seconds[name]
+        for name, item in short.items()
+        if seconds.get(name, 0.0) >= LONG_FUNCTION
+        and getattr(item.function, "is_hypothesis_test", False)
+    }
+    if "not slow" in config.option.markexpr:
+        for function, time in drawn.items():
+            draw_fewer(function, time)
+        seconds |= {name: LONG_DRAWN for name, item in short.items() if item.function in drawn}
+    apart = {name for name, item in short.items() if item.get_closest_marker("apart")}
+    for name in slow_cases(short, seconds, apart):
+        short[name].add_marker(pytest.mark.slow)
 
 
 def pytest_addoption(parser):

@@ -23,12 +23,14 @@ class Affine(Generic[S]):
 
     @staticmethod
     def make(terms: Mapping[S, int], const: int = 0) -> Affine[S]:
-        nonzero = ((var, int(term)) for var, term in terms.items() if term)
-        return Affine(tuple(sorted(nonzero, key=lambda term: str(term[0]))), int(const))
+        nonzero = [(var, int(term)) for var, term in terms.items() if term]
+        if len(nonzero) > 1:
+            nonzero.sort(key=lambda term: str(term[0]))
+        return Affine(tuple(nonzero), int(const))
 
     @staticmethod
     def symbol(var: S, coefficient: int = 1) -> Affine[S]:
-        return Affine.make({var: coefficient})
+        return Affine(((var, int(coefficient)),) if coefficient else ())
 
     def __add__(self, other: Affine[S] | int) -> Affine[S]:
         if not isinstance(other, Affine):  # an int, also NumPy's

@@ -176,6 +176,7 @@ CASES = {
 LEFT = {"random_bits"}
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("name", CASES)
 def test_equals_jax(name):
     f, *args = CASES[name]

@@ -16,6 +16,7 @@ def test_kernel_count_at_full_size(name):
     assert len(plan.kernels()) == kernels, str(plan.explanation)
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_equals_jax(name):
     f, args, _, _ = WORKLOADS[name]

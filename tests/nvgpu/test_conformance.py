@@ -1,14 +1,16 @@
 """The CPU's cases for NVIDIA GPUs: what tests/native runs as machine code of the CPU is PTX here, and simulated.
 
-Every n-th case by default, all of them with `-m slow`. Tests that look into the CPU's code are left out: by the names that
+One case of forty by default, all of them with `-m slow`. Tests that look into the CPU's code are left out: by the names that
 they, or functions of their module that they call, use.
 """
 
+import collections
 import contextlib
 import importlib
 import inspect
 import pathlib
 import types
+import zlib
 
 import jax
 import numpy as np
@@ -135,15 +137,26 @@ def parameters(f, marks) -> list[dict]:
 ALL = list(cases())
 
 
-def is_sample(n: int) -> bool:
-    return n % EVERY == 0 and ALL[n][1] not in LONG
+def named_cases():
+    """The cases with names that do not change where tests are added elsewhere: by these, recorded times are known."""
+    numbers = collections.Counter()
+    for case in ALL:
+        name = f"{case[0]}-{case[1]}"
+        yield f"{name}-{numbers[name]}", case
+        numbers[name] += 1
 
 
+def is_sample(name: str, case: tuple) -> bool:
+    """Whether a case runs by default: one of EVERY, by a checksum of its name."""
+    return zlib.crc32(name.encode()) % EVERY == 0 and case[1] not in LONG
+
+
+@pytest.mark.apart
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(c, id=f"{c[0]}-{c[1]}-{n}", marks=() if is_sample(n) else pytest.mark.slow)
-        for n, c in enumerate(ALL)
+        pytest.param(case, id=name, marks=() if is_sample(name, case) else pytest.mark.slow)
+        for name, case in named_cases()
     ],
 )
 def test_case_of_the_cpu(case, monkeypatch):

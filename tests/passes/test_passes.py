@@ -88,6 +88,7 @@ def test_every_pass_has_a_text():
     assert {path.parent.name for path in FILES} == FOLDERS.keys()
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("path", FILES, ids=identifier)
 def test_text(path, request):
     before, expected, step, options = case(path)
@@ -105,6 +106,7 @@ def test_text(path, request):
     assert text != program_text(program.statements) + "\n", "the pass changes nothing here"
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("path", FILES, ids=identifier)
 def test_both_sides_compute_the_same(path):
     before, after, _, options = case(path)
@@ -133,6 +135,7 @@ def agree(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
         )
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("path", FILES, ids=identifier)
 def test_texts_are_read_as_they_are_written(path):
     before, after, _, options = case(path)

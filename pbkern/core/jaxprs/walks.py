@@ -45,6 +45,8 @@ def inner_jaxprs(eqn) -> Iterator[jex.ClosedJaxpr]:
         if type(value) in PLAIN_PARAMETERS:
             continue
         for inner in value if isinstance(value, (tuple, list)) else (value,):
+            if type(inner) in PLAIN_PARAMETERS:
+                continue
             if isinstance(inner, jex.ClosedJaxpr):
                 yield inner
             elif isinstance(inner, jex.Jaxpr):

@@ -85,7 +85,7 @@ def _contains(access: Access, inner: Access) -> bool:
 
 def volume(access: Access) -> int:
     """Elements of a block."""
-    return math.prod(span.size for span in access)
+    return math.prod([span.size for span in access])
 
 
 @dataclass
@@ -133,9 +133,15 @@ class Hulls:
         """The block that contains a request."""
         return next(hull for hull in self.by_linear[_linear(access)] if _contains(hull, access))
 
+    def listed(self) -> list[Access]:
+        """All blocks. Most values have one, or blocks of one linear part."""
+        if len(self.by_linear) == 1:
+            (hulls,) = self.by_linear.values()
+            return list(hulls)
+        return [hull for hulls in self.by_linear.values() for hull in hulls]
+
     def __iter__(self) -> Iterator[Access]:
-        for hulls in self.by_linear.values():
-            yield from hulls
+        return iter(self.listed())
 
 
 @dataclass
@@ -382,9 +388,16 @@ def _walked(
     `hulls` so far are changed in place. There are `behind` steps already, and `equations` in all.
     """
     most = max(BLOCKS_OF_EACH * equations, FEW_BLOCKS)
+    memo = _memo.get()
+    if step_for is step_of and memo is not None:
+        step_for = memo.step
     steps: list[Step] = []
     for eqn in reversed(eqns):
-        hulls_of_results = [hull for output in eqn.outvars for hull in hulls.get(output, ())]
+        if len(eqn.outvars) == 1:
+            results = hulls.get(eqn.outvars[0])
+            hulls_of_results = [] if results is None else results.listed()
+        else:
+            hulls_of_results = [hull for output in eqn.outvars for hull in hulls.get(output, ())]
         asked: Iterable[Access] = hulls_of_results
         if len(hulls_of_results) > 1:
             asked = Hulls.of(hulls_of_results)
@@ -396,9 +409,11 @@ def _walked(
             produced.by_linear.setdefault(step.linear, []).append(step.out)
             steps.append(step)
             for atom, access, linear in step.asks:
-                if atom not in hulls:
-                    hulls[atom] = Hulls()
-                hulls[atom].ask(access, linear)
+                known = hulls.get(atom)
+                if known is None:
+                    known = hulls[atom] = Hulls()
+                if id(access) not in known.asked:
+                    known.ask(access, linear)
         for var in eqn.outvars:
             hulls[var] = produced
     steps.reverse()

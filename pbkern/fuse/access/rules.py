@@ -36,6 +36,11 @@ class Span:
     start: Affine
     size: int
 
+    def __hash__(self) -> int:
+        """Hash of the fields, by one call in place of two: blocks are looked up with every step."""
+        start = self.start
+        return hash((start.terms, start.const, self.size))
+
     @property
     def is_const(self) -> bool:
         return not self.start.terms

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -176,6 +177,12 @@ class CostModel(Protocol):
         """
 
 
+# Prices are copied so often, with other variables, that `replace` of the standard library would show.
+_FIELDS = [field.name for field in fields(Price)]
+_in_front = operator.attrgetter(*_FIELDS[: _FIELDS.index("read")])
+_behind = operator.attrgetter(*_FIELDS[_FIELDS.index("read") + 1 :])
+
+
 def price_of(step: Step, costs: CostModel) -> Price:
     """The price of a step, which keeps it (fuse/access/blocks.py)."""
     if not isinstance(step.price, Price):
@@ -188,5 +195,6 @@ def _alike(step: Step, costs: CostModel) -> Price | None:
     price = None if step.model is None else price_of(step.model, costs)
     if price is None or price.table is not None:
         return None
-    read = tuple(var for var in step.eqn.invars if not isinstance(var, jex.Literal))
-    return replace(price, read=read)
+    read = tuple([var for var in step.eqn.invars if not isinstance(var, jex.Literal)])
+    values: list[Any] = [*_in_front(price), read, *_behind(price)]
+    return Price(*values)

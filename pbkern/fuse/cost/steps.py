@@ -160,7 +160,7 @@ class PricedSteps:
         if price.streams or eqn.primitive.name in SINGLE_PASS:
             made_of = {operand: frozenset((operand,)) for operand in price.read}
             self._factors.update(price.read if price.streams else ())
-        elif price.light:
+        elif price.light and self._operands:
             later = frozenset().union(*(self._operands.get(var, ()) for var in eqn.outvars))
             made_of = dict.fromkeys(price.read, later) if later else {}
         for operand, operands in made_of.items():
@@ -211,6 +211,8 @@ def covered(access: Access, grid: Sequence[int], shape: Sequence[int]) -> int:
     """Elements of the part of an array in which the blocks of all programs are."""
     elements = 1
     for span, extent in zip(access, shape):
-        low, high = span.start.bounds(grid.__getitem__)
+        low = high = span.start.const
+        if span.start.terms:
+            low, high = span.start.bounds(grid.__getitem__)
         elements *= max(min(high + span.size, extent) - max(low, 0), 0)
     return elements

@@ -167,22 +167,33 @@ class Operation:
             + sum(op.size for region in self.regions for op in region.operations)
         )
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> list[str]:
+        printed: list[str] = []
+        self._print(printed)
+        return printed
+
+    def _print(self, lines: list[str]) -> None:
+        """Adds this operation's lines."""
         if not self.regions:
-            yield self.head
+            lines.append(self.head)
             return
         for n, region in enumerate(self.regions):
-            yield f"}} {region.word} {{" if n else f"{self.head} {{"
+            lines.append(f"}} {region.word} {{" if n else f"{self.head} {{")
             for op in region.operations:
-                yield from op.lines()
-        yield f"}} {self.attributes}" if self.attributes else "}"
+                op._print(lines)
+        lines.append(f"}} {self.attributes}" if self.attributes else "}")
 
-    def walk(self) -> Iterator[Operation]:
+    def walk(self) -> list[Operation]:
         """This operation and all that it holds, in the order of the text."""
-        yield self
+        met: list[Operation] = []
+        self._walk(met)
+        return met
+
+    def _walk(self, met: list[Operation]) -> None:
+        met.append(self)
         for region in self.regions:
             for op in region.operations:
-                yield from op.walk()
+                op._walk(met)
 
     def with_regions(self, change: Callable[[list[Operation]], list[Operation]]) -> Operation:
         """This operation with other operations in its regions."""

@@ -200,7 +200,7 @@ class Text:
         result = self.name()
         op = Operation(name, operands, types, syntax, regions, arguments, result=result)
         if block.is_counted:
-            self.budget.spend(op.size)
+            self.budget.spend(op.size if regions else 1)
         block.operations.append(op)
         if types.endswith("index") and name != "arith.cmpi":
             self.indices.add(result)

@@ -281,6 +281,8 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
     reads = stores = rereads = starts = 0.0
     moved = blocks = copied = 0
     has_halos = has_margins = False
+    # Where parts of an operand's rows follow a dimension of the first result that is not along its rows, it is turned.
+    across = {symbol for span in outputs[0][1][:-1] for symbol in span.start.symbols}
     for var, access in requests.inputs:
         size, block = (
             nbytes(var.aval),
@@ -292,21 +294,22 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
             _sector_waste(access, shape, itemsize(var), machine),
         )
         total = int(block * programs * waste)
-        read = int(
-            covered(access, grid, shape) * itemsize(var) * waste
-        )  # slices leave the rest where it is
+        reached = covered(access, grid, shape)
+        read = int(reached * itemsize(var) * waste)  # slices leave the rest where it is
         once = min(size, read, total)  # overlap and half-used lines come from caches
         reads += once / far_bandwidth(size, machine)
         starts += once * _slow_part(access, var.aval, machine) / machine.dram_bandwidth
-        # Programs run along the last grid axis first: what does not depend on it is still in L2.
-        stays = (
-            not any(span.start.coefficient(last) for span in access)
-            and block <= machine.l2_bytes // 2
-        )
-        rereads += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)
+        if total > once:
+            # Programs run along the last grid axis first: what does not depend on it is still in L2.
+            stays = (
+                not any(span.start.coefficient(last) for span in access)
+                and block <= machine.l2_bytes // 2
+            )
+            rereads += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)
         moved, blocks = moved + once, blocks + block
-        overlaps = volume(access) * programs > OVERLAP * covered(access, grid, shape)
-        if any(span.start.terms for span in access) and (overlaps or _is_turned(access, outputs)):
+        overlaps = volume(access) * programs > OVERLAP * reached
+        moves = any(span.start.terms for span in access)
+        if moves and (overlaps or not across.isdisjoint(access[-1].start.symbols)):
             copied += block
             has_halos |= overlaps
             has_margins |= any(_has_margin(span) for span in access)
@@ -329,10 +332,3 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
 def _has_margin(span) -> bool:
     """Whether a block reaches into the next one along an axis."""
     return any(0 < step < span.size for _, step in span.start.terms)
-
-
-def _is_turned(access: Access, outputs: Sequence[tuple[jex.Var, Access]]) -> bool:
-    """Whether parts of an operand's rows follow a dimension of the first result that is not along its rows."""
-    _, result = outputs[0]
-    across = {symbol for span in result[:-1] for symbol in span.start.symbols}
-    return bool(access) and not access[-1].start.symbols.isdisjoint(across)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -45,7 +46,7 @@ class Buf:
     def size(self) -> int:
         return math.prod(self.shape)
 
-    @property
+    @functools.cached_property
     def strides(self) -> tuple[int, ...]:
         """Element strides, row major."""
         return (
