@@ -69,9 +69,9 @@ class SplitReductions(SplitLimits):
                 for operand, (dim,) in zip(operands, contracted)
             )
             if all(not isinstance(var, jex.Literal) and var in given for var in eqn.invars):
-                block = lhs[0].shape[
-                    lhs[1]
-                ]  # no other pass over the operands has use for short runs
+                # No other pass over the operands has use for short runs. One thread of Zen 3, ms with runs that stay near and
+                # with depth / 8: 64 x 20000 x 64 transposed left 5.8, 4.5, right 3.2, 2.7; 64 x 200000 x 64 left 57, 35.
+                block = lhs[0].shape[lhs[1]]
             return [_split_contraction(eqn, lhs, rhs, self._even_run(block, lhs, rhs, machine))]
 
         scatters = dict.fromkeys(
@@ -109,7 +109,7 @@ class SplitReductions(SplitLimits):
         return block or None
 
     def _even_run(self, fewest: int, lhs: tuple, rhs: tuple, machine: CostModel) -> int:
-        """Elements per run, of which there are some for each core: `fewest` if possible, and long parts of rows along the depth.
+        """Elements per run, of which there are some for each core: `fewest` if possible, long parts of rows along the depth.
 
         lhs, rhs: operand and contracted dimension, as stored. Of the larger one, each row is read once, where the other one's
         run stays in the private cache.
