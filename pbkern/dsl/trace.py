@@ -111,7 +111,8 @@ def kernel(
       grid_spec: a GridSpec in place of grid, in_specs, out_specs, scratch_shapes and
         num_scalar_prefetch.
       scratch_shapes: pbkern.Scratch(shape, dtype), jax.ShapeDtypeStruct or (shape, dtype) each.
-      input_output_aliases: {operand number: result number} that share memory.
+      input_output_aliases: {operand number: result number} that share memory. In compiled functions the operand is written
+        over if nobody reads it later: a loop's carry, a donated argument, what another kernel made. Otherwise it is copied.
       compiler_params: a target's CompilerParams, a sequence of them, or {target name:
         CompilerParams}.
       name: identifier for messages and generated code; default: the body's.

@@ -170,12 +170,26 @@ def other_readers(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
     return readers
 
 
-def overwritten(ordered: Sequence[Node]) -> dict:
-    """Result -> the operand whose memory it takes, where no later node reads that operand."""
+def overwritten(ordered: Sequence[Node], read_later: Iterable = ()) -> dict:
+    """Result -> the operand whose memory it takes, where neither a later node nor what follows them reads that operand.
+
+    read_later: values that are read behind all the nodes.
+    """
     place, rivals = {node: n for n, node in enumerate(ordered)}, other_readers(ordered)
-    return {
+    pairs = {
         result: operand
         for node in ordered
         if all(place[reader] < place[node] for reader in rivals.get(node, ()))
         for result, operand in node.overwrites.items()
     }
+    if not pairs:
+        return {}
+    views = {node.outputs[0]: node.eqns[0].invars[0] for node in ordered if node.kind == "alias"}
+
+    def array(var):
+        while var in views:
+            var = views[var]
+        return var
+
+    busy = set(map(array, read_later))
+    return {result: operand for result, operand in pairs.items() if array(operand) not in busy}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
@@ -18,6 +19,7 @@ from pbkern.core.ops.shared_products import shared_products
 from pbkern.core.passes import Pass, passed_over, run_passes
 from pbkern.core.process import fallback
 from pbkern.core.process.context_values import during
+from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.text.identifiers import identifier, unused
 from pbkern.fuse.access.blocks import rounded_values, steps_memoised
 from pbkern.fuse.access.equation_kinds import kinds_memoised
@@ -347,7 +349,8 @@ def make_segments(
         )
         makes = tuple(output for node in run for output in node.outputs if output in needed)
         suffix = "" if len(runs) == 1 else f"_{n}"
-        segments.append(_compiled_segment(name + suffix, run, reads, makes, params_for, arguments))
+        build = functools.partial(build_program, params_for=params_for, arguments=arguments)
+        segments.append(_compiled_segment(name + suffix, run, reads, makes, needed, build))
     return tuple(segments)
 
 
@@ -359,13 +362,18 @@ def left_whole(closed: jex.ClosedJaxpr, name: str) -> Plan:
 
 
 def _compiled_segment(
-    name: str, run: list[Node], reads: tuple, makes: tuple, params_for, arguments
+    name: str,
+    run: list[Node],
+    reads: tuple,
+    makes: tuple,
+    needed: set,
+    build: Callable[..., HostProgram],
 ) -> Segment:
     """A HostProgram of ours; XLA's where its kernels cannot be made."""
     try:
         fallback.enter("kernels")
         return Segment(
-            build_program(name, run, reads, makes, params_for, arguments),
+            build(name, run, reads, makes, read_later=needed),
             reads,
             makes,
             run=tuple(run),

@@ -10,7 +10,7 @@ control flow it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax.extend import core as jex
@@ -32,10 +32,9 @@ ALTERNATE_BYTES = 1 << 14
 def control_steps(builder, node: Node) -> list[Step]:
     """Steps of one control-flow equation."""
     (eqn,) = node.eqns
-    if eqn.primitive.name == "cond":
-        return _cond(builder, eqn, node.inner)
-    loop = {"scan": _scan, "while": _while}[eqn.primitive.name]
-    return loop(builder, eqn, node.inner, node.shares.keys())
+    return {"scan": _scan, "while": _while, "cond": _cond}[eqn.primitive.name](
+        builder, eqn, node.inner
+    )
 
 
 def _operand(builder, atom) -> BufferView:
@@ -86,16 +85,13 @@ def _made_as(inner: Inner) -> dict:
     return places
 
 
-def _carries(builder, atoms: Sequence, results: Sequence, shared: Collection) -> list[Copy]:
-    """Copies of the first values of carries into their buffers; from and to the same place for values that take its memory.
-
-    shared: results whose body updates the operand, which nobody reads later.
-    """
+def _carries(builder, atoms: Sequence, results: Sequence) -> list[Copy]:
+    """Copies of the first values of carries into their buffers; from and to the same place for values that take its memory."""
     return [
         Copy(
             builder.typed(_operand(builder, atom), result.aval),
             builder.place(result),
-            shares=result in shared,
+            shares=result in builder.shared,
         )
         for atom, result in zip(atoms, results)
     ]
@@ -178,7 +174,7 @@ class _ScanSteps:
         ]
 
 
-def _scan(builder, eqn, inner: dict[str, Inner], shared: Collection) -> list[Step]:
+def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     params, body, rest = params_of(eqn), inner["jaxpr"], inner.get("rest")
     n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
     firsts, carried = eqn.invars[n_consts : n_consts + n_carry], eqn.outvars[:n_carry]
@@ -195,7 +191,7 @@ def _scan(builder, eqn, inner: dict[str, Inner], shared: Collection) -> list[Ste
     counter, turns = builder.fresh("i"), length // body.steps
     updated = in_place(body)
     fixed = [var in updated for var in body.jaxpr.outvars[:n_carry]]
-    copies = _carries(builder, firsts, carried, shared)
+    copies = _carries(builder, firsts, carried)
     carries = [copy.destination for copy in copies]
     if turns and _can_alternate(body, n_consts, fixed):
         before = _moves(copy for copy, stays in zip(copies, fixed) if stays)
@@ -270,12 +266,12 @@ def _alternating(
     return steps + (turn(turns, None) if rest else [])
 
 
-def _while(builder, eqn, inner: dict[str, Inner], shared: Collection) -> list[Step]:
+def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     params = eqn.params
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts = [_operand(builder, var) for var in eqn.invars[:n_cond]]
     body_consts = [_operand(builder, var) for var in eqn.invars[n_cond : n_cond + n_body]]
-    copies = _carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars, shared)
+    copies = _carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars)
     before, carries = _moves(copies), [copy.destination for copy in copies]
     body = inner["body_jaxpr"]
     updated = in_place(body)

@@ -7,7 +7,7 @@ in control_flow.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 
 from jax.extend import core as jex
@@ -46,6 +46,7 @@ class HostProgramBuilder:
       params_for: grid semantics, and fields of CompilerParams by name -> compiler_params of a fused kernel.
       arguments: the function's operands in their order, then views of their rows, with the names of the operands.
       places: see `argument_places`.
+      read_later: values that are read behind the program.
     """
 
     name: str
@@ -57,6 +58,7 @@ class HostProgramBuilder:
     kernels: dict[int, Kernel] = field(default_factory=dict)
     shared: dict = field(default_factory=dict)
     places: dict[jex.Var, int] = field(default_factory=dict)
+    read_later: Collection = ()
 
     def fresh(self, stem: str) -> str:
         count = self.counts.get(stem, 0)
@@ -85,7 +87,7 @@ class HostProgramBuilder:
     # -- steps
 
     def steps(self, nodes: Sequence[Node]) -> list[Step]:
-        shared = overwritten(nodes)
+        shared = overwritten(nodes, self.read_later)
         for result, operand in reversed(shared.items()):
             if result in self.views and operand not in self.views:
                 self.views[operand] = self.typed(self.views[result], operand.aval)
@@ -257,9 +259,15 @@ def build_program(
     makes: Sequence,
     params_for: Callable,
     arguments: Mapping[jex.Var, str],
+    read_later: Collection,
 ) -> HostProgram:
-    """The HostProgram that runs `nodes`: `reads` are its inputs and `makes` its outputs, in order."""
-    builder = HostProgramBuilder(identifier(name), params_for, dict(arguments))
+    """The HostProgram that runs `nodes`: `reads` are its inputs and `makes` its outputs, in order.
+
+    read_later: values that are read behind it, among them its outputs.
+    """
+    builder = HostProgramBuilder(
+        identifier(name), params_for, dict(arguments), read_later=read_later
+    )
     for n, var in enumerate(reads):
         builder.views[var] = builder.buffer("in", var.aval, BufferKind.INPUT, n)
     for n, var in enumerate(makes):
