@@ -6,6 +6,7 @@ How a captured jaxpr becomes a function of tensors is the caller's (api/torch_ca
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import threading
 import warnings
@@ -77,6 +78,23 @@ class Graph:
         return [x for part in self.compiled for x in part.plan().left_to_xla()]
 
 
+@dataclass(frozen=True)
+class Compilation:
+    """The things that all parts of a captured graph are compiled with.
+
+    Attributes:
+      name: of the programs that it becomes.
+      compile: makes them.
+      graph: notes what was compiled, and what runs in Torch.
+      strict: whether operators that the table lacks are errors.
+    """
+
+    name: str
+    compile: Compile
+    graph: Graph
+    strict: bool
+
+
 class Runner:
     """A graph whose operators the table has, as a function of a list of arguments.
 
@@ -87,14 +105,10 @@ class Runner:
     def __init__(
         self,
         module: torch.fx.GraphModule,
-        name: str,
-        compile_jaxpr: Compile,
-        graph: Graph,
-        strict: bool,
+        compilation: Compilation,
         updated: tuple[int, ...] = (),
     ):
-        self.module, self.name, self.compile, self.graph = module, name, compile_jaxpr, graph
-        self.strict, self.updated = strict, updated
+        self.module, self.compilation, self.updated = module, compilation, updated
         self.symbolic = shapes.is_symbolic(module)
         self.captured: CapturedGraph | None = None  # of the only shapes, before the first call
         self._made: dict[tuple, Callable[[Sequence[Any]], list[Any]]] = {}
@@ -103,7 +117,7 @@ class Runner:
 
     def capture(self, arguments: Sequence[Any]) -> CapturedGraph:
         """Captures the graph for arguments like these, which may be fake. Raises NotCompiled."""
-        graph = self.graph
+        graph = self.compilation.graph
         return capture(
             self.module,
             arguments,
@@ -130,25 +144,18 @@ class Runner:
                 captured = self.captured or self.capture(arguments)
             except NotCompiled:
                 module = shapes.concrete(self.module, arguments)
-                if self.strict or not self.symbolic or shapes.is_symbolic(module):
+                if self.compilation.strict or not self.symbolic or shapes.is_symbolic(module):
                     raise
-                in_parts = _compiled_graph(
-                    module,
-                    arguments,
-                    self.name,
-                    self.compile,
-                    self.graph,
-                    self.strict,
-                    self.updated,
-                )
+                in_parts = _compiled_graph(module, arguments, self.compilation, self.updated)
                 several = _returns_several(module)
                 run = lambda arguments: [*in_parts(arguments)] if several else [in_parts(arguments)]
                 self._made[key] = run
                 return run
             self.captured = None
-            compiled = self.compile(captured, self.name, self.graph.device)
-            self.graph.compiled.append(compiled)
-            linked = self._made[key] = _linked(captured, compiled.run, arguments, self.graph.device)
+            graph = self.compilation.graph
+            compiled = self.compilation.compile(captured, self.compilation.name, graph.device)
+            graph.compiled.append(compiled)
+            linked = self._made[key] = _linked(captured, compiled.run, arguments, graph.device)
             self._only = None if self.symbolic else linked
             return linked
 
@@ -212,36 +219,29 @@ class _Supported(OperatorSupportBase):
 
 
 def compiled_graph(
-    module: torch.fx.GraphModule,
-    examples: Sequence[Any],
-    name: str,
-    compile_jaxpr: Compile,
-    graph: Graph,
-    strict: bool,
+    module: torch.fx.GraphModule, examples: Sequence[Any], compilation: Compilation
 ) -> Callable:
     """A boxed function of a graph; operators that the table lacks run in Torch, between compiled parts.
 
     If strict, it raises UnsupportedOp.
     """
     module, updated = updates.apart(module)
-    run = _compiled_graph(module, examples, name, compile_jaxpr, graph, strict, updated)
+    run = _compiled_graph(module, examples, compilation, updated)
     return _boxed(updates.stored(run, updated)) if updated else run
 
 
 def _compiled_graph(
     module: torch.fx.GraphModule,
     examples: Sequence[Any],
-    name: str,
-    compile_jaxpr: Compile,
-    graph: Graph,
-    strict: bool,
+    compilation: Compilation,
     updated: tuple[int, ...],
 ) -> Callable:
+    graph, strict = compilation.graph, compilation.strict
     missing = unsupported(module.graph, graph.device)
     if missing and strict:
         raise _all_of(missing)
     if not missing:
-        whole = Runner(module, name, compile_jaxpr, graph, strict, updated)
+        whole = Runner(module, compilation, updated)
         try:
             if not whole.symbolic:
                 whole.captured = whole.capture(examples)
@@ -251,7 +251,7 @@ def _compiled_graph(
                 raise
     refused: dict[str, str] = {}  # name of a node -> why it is not compiled
     while True:
-        parts, failed = _in_parts(module, name, compile_jaxpr, graph, refused, strict)
+        parts, failed = _in_parts(module, compilation, refused)
         if failed is None:
             break
         assert failed.node is not None, failed
@@ -268,18 +268,11 @@ def _compiled_graph(
     return make_boxed_func(parts.forward)
 
 
-def _in_parts(
-    module: torch.fx.GraphModule,
-    name: str,
-    compile_jaxpr: Compile,
-    graph: Graph,
-    refused: Collection[str],
-    strict: bool,
-):
+def _in_parts(module: torch.fx.GraphModule, compilation: Compilation, refused: Collection[str]):
     """(the graph as compiled parts and operators of Torch, the error of a node that has to be one of the latter)."""
     copied = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
     partitioner = CapabilityBasedPartitioner(
-        copied, _Supported(refused, graph.device), allows_single_node_partition=True
+        copied, _Supported(refused, compilation.graph.device), allows_single_node_partition=True
     )
     parts = partitioner.fuse_partitions(partitioner.propose_partitions())
     compiled = [
@@ -287,7 +280,8 @@ def _in_parts(
     ]
     for child, part in compiled:
         assert isinstance(part, torch.fx.GraphModule)
-        run = Runner(part, f"{name}_{child.removeprefix('fused_')}", compile_jaxpr, graph, strict)
+        name = f"{compilation.name}_{child.removeprefix('fused_')}"
+        run = Runner(part, dataclasses.replace(compilation, name=name))
         examples = [node.meta.get("val") for node in part.graph.nodes if node.op == "placeholder"]
         try:
             if not run.symbolic:
@@ -367,9 +361,10 @@ def backend(
         def compiler(kind: str) -> Callable:
             def compile_one(part: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable:
                 graphs.append(Graph(number, kind, device, rounds=rounds, checked=checked))
-                return compiled_graph(
-                    part, examples, f"graph{number}_{kind}", compile_jaxpr, graphs[-1], strict
+                compilation = Compilation(
+                    f"graph{number}_{kind}", compile_jaxpr, graphs[-1], strict
                 )
+                return compiled_graph(part, examples, compilation)
 
             return compile_one
 
