@@ -102,3 +102,21 @@ def test_grad_through_both_halves_equals_jax():
     ours = jax.grad(lambda *a: (pbkern.jit(causal)(*a) ** 2).sum(), (0, 1, 2))(*args)
     theirs = jax.grad(lambda *a: (causal(*a) ** 2).sum(), (0, 1, 2))(*args)
     assert all(jnp.allclose(a, b, atol=2e-5) for a, b in zip(ours, theirs))
+
+
+def last_layer_loss(x, w, labels):
+    logits = x @ w
+    picked = jnp.take_along_axis(logits, labels[:, None], -1)[:, 0]
+    return (jax.nn.logsumexp(logits, -1) - picked).mean()
+
+
+def test_scores_that_are_smaller_than_the_weights_are_stored():
+    """Computing them again, twice, would take longer, and the weights and their gradient need more memory."""
+    labels = jax.ShapeDtypeStruct((256,), "int32")
+    plan = planned(
+        jax.grad(last_layer_loss, argnums=(0, 1)), f32(256, 256), f32(256, 32000), labels
+    )
+    assert intermediates(plan) == 256 * 32000
+    assert not [
+        edge for edge in plan.explanation.edges if edge.why == "computed again by its readers"
+    ]
