@@ -97,7 +97,8 @@ def _carries(builder, atoms: Sequence, results: Sequence) -> list[Copy]:
     ]
 
 
-def _moves(copies: Iterable[Copy]) -> list[Step]:
+def _needed_copies(copies: Iterable[Copy]) -> list[Step]:
+    """The copies between different places."""
     return [copy for copy in copies if copy.source != copy.destination]
 
 
@@ -194,13 +195,13 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     copies = _carries(builder, firsts, carried)
     carries = [copy.destination for copy in copies]
     if turns and _can_alternate(body, n_consts, fixed):
-        before = _moves(copy for copy, stays in zip(copies, fixed) if stays)
+        before = _needed_copies(copy for copy, stays in zip(copies, fixed) if stays)
         old = [copy.destination if stays else copy.source for copy, stays in zip(copies, fixed)]
         steps = _alternating(
             builder, counter, turns, rest is not None, old, carries, fixed, scan.step
         )
         return [*before, *steps]
-    before = _moves(copies)
+    before = _needed_copies(copies)
 
     def once(index: Affine | None) -> tuple[Step, ...]:
         steps, views = scan.step(index, carries, _places(body, carries, updated))
@@ -272,7 +273,7 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     cond_consts = [_operand(builder, var) for var in eqn.invars[:n_cond]]
     body_consts = [_operand(builder, var) for var in eqn.invars[n_cond : n_cond + n_body]]
     copies = _carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars)
-    before, carries = _moves(copies), [copy.destination for copy in copies]
+    before, carries = _needed_copies(copies), [copy.destination for copy in copies]
     body = inner["body_jaxpr"]
     updated = in_place(body)
     fixed = [var in updated for var in body.jaxpr.outvars]
@@ -293,7 +294,7 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
         spares = _spares(builder, carries, fixed)
         first, second = turn(carries, spares)[0], turn(spares, carries)[0]
         between, again = test(spares)
-        back = tuple(_moves(map(Copy, spares, carries)))
+        back = tuple(_needed_copies(map(Copy, spares, carries)))
         return [
             *before,
             HostWhile(condition, predicate, (*first, *between, Cond(again, (back, tuple(second))))),
