@@ -28,9 +28,6 @@ from .sizes import SIZES
 # predictions for one machine: from 0.005 to 0.08 the benchmarks' plans for Zen 3, Zen 5, Granite Rapids and
 # Haswell are the same (26 November 2026).
 REPEATED_SHARE = 0.02
-# Fewer than two programs per core leave one core waiting for the other: the part of the time that
-# is lost.
-UNBALANCED = 0.05
 
 
 @dataclass(frozen=True)

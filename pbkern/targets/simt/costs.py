@@ -17,7 +17,7 @@ from pbkern.fuse.access.blocks import Step, volume
 from pbkern.fuse.cost.model import Price
 from pbkern.fuse.cost.roofline import Spread, Terms
 from pbkern.fuse.cost.sizes import Sizes
-from pbkern.targets.costs.model import UNBALANCED, MachineCosts
+from pbkern.targets.costs.model import MachineCosts
 from pbkern.targets.costs.sizes import SIZES
 
 from .machine import COPY_IN_FLIGHT_BYTES, IN_FLIGHT_BYTES, RESIDENT_BLOCKS
@@ -28,6 +28,8 @@ from .schedule.updates import ATOMICS, STEPS_UNDER_WAY, UPDATE_THREADS
 SHARED_SHARE = 0.8
 # Bytes that a block of a matrix product has under way: two steps of 128 rows and 128 columns of 64 bytes.
 STREAMED_BYTES = 2 * 2 * 128 * 64
+# Fewer than two blocks per multiprocessor leave one waiting for the other: the part of the time that is lost. Not measured.
+UNBALANCED = 0.05
 # Cycles of two loads from memory, the second of what the first one finds, and an atomic operation: an order of magnitude,
 # not measured here; see CUDA C++ Best Practices Guide, "Occupancy".
 UPDATE_CYCLES = 1200.0
