@@ -33,6 +33,7 @@ from pbkern.fuse.algebra.prng_keys import keys_as_words
 from pbkern.fuse.algebra.reassociate_row_sums import SumResults
 from pbkern.fuse.algebra.round_operations import round_operations
 from pbkern.fuse.algebra.sign_tests import join_sign_tests
+from pbkern.fuse.algebra.softmax_by_logarithm import softmax_as_quotient
 from pbkern.fuse.algebra.sums_of_parts import JoinParts
 from pbkern.fuse.complex.to_pairs import ComplexAsPairs
 from pbkern.fuse.cost.model import CostModel
@@ -146,6 +147,12 @@ FUSE_PASSES = (
         required=True,
     ),
     Pass("undo exponentials", _of_jaxpr(cancel_log_of_exp), "log(exp(x)) is x", when=_unsafe),
+    Pass(
+        "softmax as quotient",
+        _of_jaxpr(softmax_as_quotient),
+        "exp(log_softmax(x)) is a softmax, as later passes know it",
+        when=_unsafe,
+    ),
     Pass(
         "join sign tests",
         _of_jaxpr(join_sign_tests),

@@ -406,7 +406,7 @@ def _log_point(low, high):
 
 TABLES = {
     "erf": lambda: pieces("erf", mp.erf, 5, 2 / mp.sqrt(mp.pi)),
-    "erf_of_8": lambda: pieces("erf_of_8", mp.erf, 6, 2 / mp.sqrt(mp.pi), 8),
+    "erf_of_4": lambda: pieces("erf_of_4", mp.erf, 8, 2 / mp.sqrt(mp.pi), 4),
     "tanh": lambda: pieces("tanh", mp.tanh, 5, 1),
     "erfcx": lambda: pieces("erfcx", erfcx, 5),
     "log": log_pieces,

@@ -370,6 +370,38 @@ def test_names_of_arm_machines_run_on_arm(monkeypatch):
 
 
 @needs_v3
+@pytest.mark.parametrize(
+    ("left", "right", "depth", "runs"),
+    [((), 100, 403, True), ((), 60, 1001, True), ((3,), 64, 500, True), ((), 300, 400, False)],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("is_same", [True, False])
+def test_runs_of_rows_that_stay_near(left, right, depth, runs, dtype, is_same):
+    """Short rows of both operands are read where they are, a few at a time: the last run is a shorter one."""
+    rng = np.random.default_rng(depth)
+    x, y = rng.standard_normal((2, *left, depth, right))
+    y = x if is_same else y[..., : right - 7]
+    with config.override(machine="x86-64-v3"), jax.enable_x64(dtype == "float64"):
+        arrays = [jnp.asarray(x, dtype)] + ([] if is_same else [jnp.asarray(y, dtype)])
+
+        def product(a, b=None):
+            sums = jnp.einsum("...ki,...kj->...ij", a, a if b is None else b)
+            return sums, jnp.tanh(sums / 99)
+
+        compiled = pbkern.jit(product)
+        nests = compiled.as_text(*arrays, stage="nests")
+        got = compiled(*arrays)
+    if dtype == "float32" and is_same:
+        assert ("%t" not in re.search(r"dot= (.*)", nests)[1]) == runs
+    sums = np.einsum(
+        "...ki,...kj->...ij", *(np.asarray(a, np.float64) for a in (arrays[0], arrays[-1]))
+    )
+    atol = {"float32": 2e-4, "float64": 1e-11}[dtype]
+    np.testing.assert_allclose(got[0], sums, rtol=2 * atol / 100, atol=atol)
+    np.testing.assert_allclose(got[1], np.tanh(sums / 99), rtol=0, atol=atol)
+
+
+@needs_v3
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("m", "k", "n"), [(1021, 290, 70), (1001, 290, 64), (427, 320, 50)])
 def test_strips_of_rows(form, m, k, n):

@@ -1,6 +1,6 @@
-"""Functions in f32 by tables (lookup_values.py) that are one register each, through registers.in_registers.
+"""Functions in f32 by tables (lookup_values.py) that are one register each, or half of one, through registers.in_registers.
 
-One lookup takes the place of the constant of a polynomial, and sixteen short polynomials, with AVX2 eight, that of a
+One lookup takes the place of the constant of a polynomial, and sixteen short polynomials, with AVX2 four, that of a
 long one with its cases. On Zen 4 lookups, additions and shifts have pipes beside those of
 multiply-adds.
 """
@@ -21,7 +21,7 @@ AVX512_ENTRIES = 16
 
 
 def _index(b: Builder, x: Ssa, shift: int) -> Ssa:
-    """Bits of x >= 0 above the lowest `shift`; `lookup` takes four of them, that of AVX2 three."""
+    """Bits of x >= 0 above the lowest `shift`; `lookup` takes four of them, that of AVX2 two."""
     return b.shr(b.bitcast(x, "i32"), b.c(shift, "i32"))
 
 

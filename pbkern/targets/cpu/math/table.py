@@ -34,9 +34,9 @@ OF_F32: dict[str, Function] = {
 }
 OF_F64 = {name: OF_F32[name] for name in ("exp", "exp2")}
 
-# With eight pieces tanh would need polynomials of degree 8: it stays a quotient.
+# With four pieces tanh would need polynomials of a higher degree than erf: it stays a quotient.
 OF_AVX2: dict[str, Function] = {
-    "erf": _whole(partial(odd_by_pieces, name="erf_of_8"), avx2.AVX2_BITS)
+    "erf": _whole(partial(odd_by_pieces, name="erf_of_4"), avx2.AVX2_BITS)
 }
 
 

@@ -93,6 +93,12 @@ class PackLimits:
         "such parts for panels of runs, whose tiles add to sums in memory. Measured on Zen 3, 512 KB, float32, a.T @ b of "
         "1024 x 8192 x 256: 52 ms in runs of 512 or 1024, 60 of 4096, 73 of 256",
     )
+    fewest_near_rows: int = threshold(
+        32,
+        "rows of a run that the first cache holds, at least: each run adds to sums in memory. Measured on Zen 3, one thread, "
+        "float32, a.T @ a, ms with such runs and without: 5000 x 100 in runs of 50 rows 1.25 and 1.54, 4000 x 192 in runs of "
+        "31 4.1 and 4.4, 4000 x 250 in runs of 24 7.1 and 6.9",
+    )
     most_runs: int = threshold(512, "additions of a few rows at a time to one sum")
     fewest_panel_rows: int = threshold(
         4, "rows that a panel is made for, of what is not contiguous along it. Source: not recorded"

@@ -38,6 +38,7 @@ from .pair_products import PAIR, Words, in_whole_words, is_narrow_integer, pair_
 from .panels.broadcast_operand import stage_still
 from .panels.depth_runs import in_depth_runs, is_deep, longest_run
 from .panels.far_rows import is_streamed, rows_at_once, rows_together
+from .panels.near_runs import near_runs
 from .panels.panels import filling_dim, in_panels, is_along, panel_pays
 from .panels.row_strips import row_strips
 from .quad_products import QUAD, quad_products
@@ -119,12 +120,15 @@ def _along_columns(
     is_turned = isinstance(stationary, Load) and is_scattered(
         nest, stationary, nest.reuse(stationary), context.options
     )
+    may_run = context.options.contract and not any(store.inner for store in nest.stores)
     if is_turned:
+        runs = near_runs(nest, vector, streamed, stationary, context, limits) if may_run else None
+        if runs is not None:
+            return _packed(runs, context, limits, staged)
         strips = row_strips(nest, vector, streamed, stationary, depth, context, limits)
         if strips is not None:
             return strips
     fits = not is_deep(nest, depth, width, is_turned, context, limits)
-    may_run = context.options.contract and not any(store.inner for store in nest.stores)
     streams = may_run and is_streamed(nest, streamed, vector, depth, context, limits)
     pays = not streams and panel_pays(nest, streamed, vector, depth, context, limits)
     if pays and not fits and may_run:
