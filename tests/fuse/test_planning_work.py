@@ -338,6 +338,41 @@ def test_prices_with_equations_in_front_are_those_of_all_equations():
     assert got.shares
 
 
+def test_results_that_the_first_computes_anyway_are_not_asked_for_again(monkeypatch):
+    walked, request, requested, anew = [], schedule.request, schedule._requested, []
+
+    def compared(eqns, outputs, sizes):
+        walked.clear()
+        requests, placed, grid = requested(eqns, outputs, sizes)
+        if len(outputs) > 1:
+            anew.append(len(walked) > 1)
+            whole = request(eqns, placed)
+            assert requests.inputs == whole.inputs
+            assert [(s.eqn, s.out) for s in requests.steps] == [(s.eqn, s.out) for s in whole.steps]
+        return requests, placed, grid
+
+    monkeypatch.setattr(schedule, "request", lambda *args: walked.append(args) or request(*args))
+    monkeypatch.setattr(schedule, "_requested", compared)
+    planned(network, *LAYER)
+    assert True in anew  # a result that the first one does not read
+    assert False in anew
+
+
+def test_kernels_that_repeat_products_are_refused_before_all_steps_are_priced(monkeypatch):
+    x, w, v = (np.ones(s, np.float32) for s in [(512, 256), (256, 256), (256, 256)])
+    jaxpr = jax.make_jaxpr(lambda x, w, v: jnp.tanh(x @ w) @ v)(x, w, v).jaxpr
+    (root,) = jaxpr.outvars
+    whole_cost, walked, of = COSTS.kernel_cost, [], PricedSteps.of
+    monkeypatch.setattr(PricedSteps, "of", lambda *args: walked.append(args) or of(*args))
+    # Blocks of all columns compute each row of the first product once, others of 64 columns four times.
+    for columns, is_refused in ((256, False), (64, True)):
+        walked.clear()
+        access, grid, _ = schedule.tile(root.aval.shape, [64, columns])
+        requests = blocks.request(jaxpr.eqns, [(root, access)])
+        assert (whole_cost(requests, [(root, access)], grid) is None) == is_refused
+        assert bool(walked) != is_refused
+
+
 def test_long_groups_of_one_program_compute_what_they_should():
     check(recurrence, rand(5, 7), 0.1 * rand(4, 6))
 

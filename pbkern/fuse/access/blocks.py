@@ -286,6 +286,11 @@ class BlockRequests:
         """Values that the equations make."""
         return {var for step in self.steps for var in step.eqn.outvars}
 
+    def computes(self, var: jex.Var, access: Access) -> bool:
+        """Whether this block of a result is the only one that is computed of it."""
+        hulls = self.hulls.get(var)
+        return hulls is not None and var in self.computed and hulls.listed() == [access]
+
 
 class LaterRequests(BlockRequests):
     """Requests that are computed on first use."""

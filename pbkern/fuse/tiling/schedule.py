@@ -221,7 +221,9 @@ def _requested(
             extents = [root.aval.shape[axes[axis]] for axis in range(len(grid))]
             for output in outputs[1:]:
                 placed.append((output, _follow(output, eqns, placed, extents, grid, requests)))
-            requests = request(eqns, placed)
+            # Blocks that the root's program computes anyway ask for nothing more.
+            if not all(requests.computes(output, block) for output, block in placed):
+                requests = request(eqns, placed)
     except NeedsWhole as e:
         raise NeedsWhole(frozenset(axes[axis] for axis in e.axes), e.why, e.multiple) from None
     return requests, placed, grid

@@ -18,7 +18,7 @@ from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import BlockRequests, Step, volume
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.cost.kinds import SINGLE_PASS, is_heavy, itemsize, nbytes
-from pbkern.fuse.cost.model import CostModel, Price
+from pbkern.fuse.cost.model import CostModel, Price, price_of
 from pbkern.fuse.cost.roofline import Terms
 from pbkern.fuse.cost.steps import PricedSteps, covered, elements_read
 
@@ -60,6 +60,9 @@ def kernel_terms(
 ) -> Terms | None:
     """Terms of a kernel; arguments as of CostModel.kernel_cost. `costs`: the prices of steps on this machine."""
     programs = math.prod(grid)
+    is_new = requests.priced is None and requests.behind is None
+    if is_new and _repeats_heavy_values(requests.steps, programs, machine, costs):
+        return None
     priced = PricedSteps.of(requests, outputs, costs)
     streams = any(price.streams for _, price in priced.steps)
     steps = _computed(priced.steps)
@@ -100,6 +103,31 @@ def kernel_terms(
             sum(price.limit for _, price in priced.steps), traffic_limit(traffic.moved, machine)
         ),
         copied=traffic.copied,
+    )
+
+
+def _repeats_heavy_values(
+    steps: Sequence[Step], programs: int, machine: Machine, costs: CostModel
+) -> bool:
+    """Whether the work of these steps is certainly refused (`_Work.of`).
+
+    Prices of single steps tell, unless programs evaluate parts of blocks. Sums over all steps take ten times as long.
+    """
+    prices = [price_of(step, costs) for step in steps]
+    if programs <= 1 or any(price.own_updates is not None for price in prices):
+        return False
+    return any(
+        price.part * programs > RECOMPUTE_LIMIT
+        and not price.of_tests
+        and _is_too_heavy(step.eqn, machine, costs)
+        for step, price in zip(steps, prices)
+    )
+
+
+def _is_too_heavy(eqn, machine: Machine, costs: CostModel) -> bool:
+    """Whether a value is not computed again and again: it is heavy, and reduces more than a nearest cache holds."""
+    return is_heavy(eqn, costs) and (
+        eqn.primitive.name not in SINGLE_PASS or nbytes(eqn.invars[0].aval) > machine.l1_bytes // 2
     )
 
 
@@ -147,10 +175,7 @@ class _Work:
             seconds = price.seconds * share * (1 + (id(step.eqn) in repeated_steps))
             factor = price.part * programs * share
             if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, costs):
-                if (
-                    step.eqn.primitive.name not in SINGLE_PASS
-                    or nbytes(step.eqn.invars[0].aval) > machine.l1_bytes // 2
-                ):
+                if _is_too_heavy(step.eqn, machine, costs):
                     return None
                 work.repeated += seconds
             work.seconds += seconds + price.packing
