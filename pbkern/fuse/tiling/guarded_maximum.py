@@ -5,6 +5,9 @@ Its values at the last maximum scale the sums behind the last chunk. No chunk ne
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import numpy as np
 from jax import lax
@@ -33,40 +36,37 @@ class Guard:
 
     def __call__(self, maximum: jax.Array) -> jax.Array:
         """Traces the function, elementwise on an array of any shape."""
-        values: dict = {self.maximum: maximum}
-
-        def value(atom):
-            if isinstance(atom, jex.Literal):
-                return lax.full(maximum.shape, atom.val, atom.aval.dtype)
-            return values[atom]
-
-        for eqn in self.eqns:
-            operands = [value(atom) for atom in eqn.invars]
-            values[eqn.outvars[0]] = (
-                operands[0]
-                if eqn.primitive.name in MOVING
-                else eqn.primitive.bind(*operands, **eqn.params)
-            )
-        return values[self.result]
+        return self._evaluated(
+            maximum,
+            lambda atom: lax.full(maximum.shape, atom.val, atom.aval.dtype),
+            lambda eqn, operands: eqn.primitive.bind(*operands, **eqn.params),
+        )
 
     def is_finite_without_scores(self) -> bool:
-        """Whether the function is finite at -inf, the maximum of a row that a mask hides."""
-        values: dict = {self.maximum: np.asarray(-np.inf, array_aval(self.maximum).dtype)}
+        """Whether the function is finite at -inf, the maximum of a row that a mask hides; False where NumPy cannot tell."""
+        names = {eqn.primitive.name for eqn in self.eqns}.difference(MOVING)
+        if any(ELEMENTWISE[name].meaning is None for name in names):
+            return False
+        result = self._evaluated(
+            np.asarray(-np.inf, array_aval(self.maximum).dtype),
+            lambda atom: np.asarray(atom.val, array_aval(atom).dtype),
+            lambda eqn, operands: ELEMENTWISE[eqn.primitive.name].evaluated(
+                operands, eqn.params, array_aval(eqn.outvars[0]).dtype
+            ),
+        )
+        return bool(np.isfinite(np.asarray(result, np.float64)))
+
+    def _evaluated(self, maximum, of_literal: Callable, of_equation: Callable) -> Any:
+        """The result at a maximum; `of_literal`: Literal -> value; `of_equation`: (equation, operands) -> value."""
+        values: dict = {self.maximum: maximum}
         for eqn in self.eqns:
             operands = [
-                np.asarray(atom.val, array_aval(atom).dtype)
-                if isinstance(atom, jex.Literal)
-                else values[atom]
+                of_literal(atom) if isinstance(atom, jex.Literal) else values[atom]
                 for atom in eqn.invars
             ]
-            name, dtype = eqn.primitive.name, array_aval(eqn.outvars[0]).dtype
-            if name in MOVING:
-                values[eqn.outvars[0]] = operands[0]
-            elif ELEMENTWISE[name].meaning is None:
-                return False
-            else:
-                values[eqn.outvars[0]] = ELEMENTWISE[name].evaluated(operands, eqn.params, dtype)
-        return bool(np.isfinite(np.asarray(values[self.result], np.float64)))
+            moves = eqn.primitive.name in MOVING
+            values[eqn.outvars[0]] = operands[0] if moves else of_equation(eqn, operands)
+        return values[self.result]
 
 
 def as_maximum(eqn, maximum: jex.Var):

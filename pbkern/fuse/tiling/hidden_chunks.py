@@ -103,14 +103,22 @@ def chunk_mask(chunk: OnlineChunk) -> ChunkMask | None:
 def _mask_of_select(
     select: Step, changes: tuple, chunk: OnlineChunk, makers: dict
 ) -> ChunkMask | None:
-    predicate, *cases = select.eqn.invars
-    fills = [_literal(case, makers) for case in cases]
-    if isinstance(predicate, jex.Literal) or fills.count(None) != 1 or len(cases) != 2:
+    """The mask of a select between scores and a literal."""
+    fills = _cases(select, makers)
+    if fills.count(None) != 1:
         return None
     shown = _itself if fills[1] is None else lax.bitwise_not
     literal = next(fill for fill in fills if fill is not None)
     fill = np.asarray(literal.val, array_aval(literal).dtype)[()]
     return _mask(next(_operands(select)), shown, fill, changes, chunk, makers, MASK_SHARE)
+
+
+def _cases(select: Step, makers: dict) -> list[jex.Literal | None]:
+    """The literals that a select by a mask has as its two cases, None for other values; [] for other selects."""
+    predicate, *cases = select.eqn.invars
+    if isinstance(predicate, jex.Literal) or len(cases) != 2:
+        return []
+    return [_literal(case, makers) for case in cases]
 
 
 def _bias(add: Step, changes: tuple, chunk: OnlineChunk, makers: dict) -> ChunkMask | None:
@@ -134,12 +142,9 @@ def _mask_as_bias(
     select = makers.get(_unmoved(bias, makers)[0])
     if select is None or select.eqn.primitive.name != "select_n":
         return None
-    predicate, *cases = select.eqn.invars
-    literals = [_literal(case, makers) for case in cases]
-    if isinstance(predicate, jex.Literal) or len(cases) != 2 or None in literals:
-        return None
-    hides = [float(literal.val) <= HIDING_BIAS for literal in literals if literal is not None]
-    if sum(hides) != 1:
+    literals = _cases(select, makers)
+    hides = [literal is not None and float(literal.val) <= HIDING_BIAS for literal in literals]
+    if None in literals or sum(hides) != 1:
         return None
     shown = _itself if hides[0] else lax.bitwise_not
     return _mask(next(_operands(select)), shown, fill, changes, chunk, makers, MASK_SHARE)
