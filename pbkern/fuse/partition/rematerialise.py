@@ -41,10 +41,15 @@ class Rematerialise(MergeLimits):
     # The model overestimates chains of products in one kernel, compared with arrays that go to
     # memory: attention's gradient without score matrices, predicted at 1.3 to 1.4 times the time,
     # takes 0.75 to 1.2 times. And it needs no memory: 4 heads of 4096 positions, predicted at 1.85
-    # times, take 517 ms instead of 371 (jax.jit 1398), but 2 MB instead of 528. Where operands and results
-    # are larger, memory is no reason: the last layer of 256 tokens and 32,000 words, predicted at 1.64 times,
-    # takes 188 ms instead of 101 without 33 MB of scores, beside 66 MB of weights and their gradient. Zen 3.
-    slack: float = threshold(2.0, "modelled time afterwards, relative to before")
+    # times, take 517 ms instead of 371 (jax.jit 1398), but 2 MB instead of 528.
+    slack: float = threshold(2.0, "modelled time afterwards, relative to before, at most")
+    # Zen 3, a last layer of 32,000 words: of 256 tokens, predicted at 1.64 times, it takes 188 ms instead of 101 without 33 MB
+    # of scores, beside 66 MB of weights and their gradient; of 100 tokens, at 1.61, 30 instead of 21 without 26 beside 25.
+    # Scores of attention are 2 times (512 positions of 64 elements) to 16 times (4096) as large.
+    worth_all: float = threshold(
+        4.0,
+        "times larger than operands and results: values whose memory is worth the whole slack; of smaller ones, a part of it",
+    )
 
     def __call__(self, parts: Partitioner, options: object) -> Partitioner:
         stored = list(_stored(parts, self.cached_share))
@@ -71,8 +76,8 @@ class Rematerialise(MergeLimits):
                 saved = _bytes(values)
                 # With only some of them gone, the program still needs the memory.
                 is_all = len(values) == len(large) and are_most
-                is_memory_worth_it = is_all and saved > _bytes(_held(parts))
-                if after <= before * (self.slack if is_memory_worth_it else 1.0):
+                share = saved / (self.worth_all * max(_bytes(_held(parts)), 1)) if is_all else 0.0
+                if after <= before * (1 + (self.slack - 1) * min(share, 1.0)):
                     parts.edges.append(
                         Edge(eqn, True, "computed again by its readers", saved, before, after)
                     )
