@@ -110,7 +110,7 @@ def last_layer_loss(x, w, labels):
     return (jax.nn.logsumexp(logits, -1) - picked).mean()
 
 
-@pytest.mark.parametrize("tokens, width", [(256, 256), (100, 96)])
+@pytest.mark.parametrize(("tokens", "width"), [(256, 256), (100, 96)])
 def test_scores_that_are_as_small_as_the_weights_are_stored(tokens, width):
     """Computing them again, twice, would take longer, and the weights and their gradient need as much memory."""
     labels = jax.ShapeDtypeStruct((tokens,), "int32")
