@@ -28,7 +28,7 @@ def f32(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-TYPES = (f32(256, 512), f32(512, 1024), f32(1024), f32(1024, 512))
+TYPES = (f32(512, 512), f32(512, 1024), f32(1024), f32(1024, 512))
 
 
 def test_rejected_fusions_come_before_the_count_of_accepted_ones():

@@ -32,7 +32,7 @@ def test_rows_of_results_a_power_of_two_apart(columns):
 
 def test_far_rows_are_read_by_wide_tiles():
     f = lambda x, e: (x @ e.T).max(-1)
-    x, e = drawn(64, 256), drawn(4000, 256)
+    x, e = drawn(64, 256), drawn(16000, 256)
     want = (x.astype(np.float64) @ e.T).max(-1)
     np.testing.assert_allclose(pbkern.jit(f)(x, e), want, rtol=1e-5)
     (tile, *_) = schedules(f, x, e)

@@ -60,7 +60,7 @@ def test_every_second_row_alone_is_copied():
 
 def test_filters_that_collide_are_moved_apart():
     """Filters of 512 channels begin a multiple of 2 KB apart: those of a register tile would share a few cache sets."""
-    x, w = draw((1, 512, 6, 66), "float32", 1), draw((64, 512, 3, 3), "float32", 2)
+    x, w = draw((1, 512, 6, 66), "float32", 1), draw((128, 512, 3, 3), "float32", 2)
     f = convolution()
     nests = lowered(f, x, w)
     (copy,) = set(re.findall(r"dot= .*, (%t\d+)\[", nests))
