@@ -44,7 +44,8 @@ class _Exponential(NamedTuple):
     value: jax.Array
 
 
-# What is known of a value with a number per row: the facts, and the dimension of x that each of its dimensions is.
+# Kinds of facts about values with a number per row. The last item of each fact is the dimension of x that each dimension of the
+# value is.
 ROW_KINDS = ("shift", "sum", "log", "logsumexp")
 
 

@@ -13,7 +13,7 @@ LEAST_PARALLEL = 0.6
 # Part of a program's time that cores wait at a kernel's end for the slowest: cores of virtual machines are threads of cores
 # that others use as well. Measured on two cores of Zen 3, first quartiles of 20 calls, ms, with 0, 0.05 and 0.2: 512 x 8192 x
 # 512 in 4, 8 and 16 programs 44, 39 and 39, jax.jit 41; a.T @ b of 1024 in 2, 8 and 16 20, 17 and 19; 1001 x 777 x 1003 in 4, 4
-# and 16 12.5, 12.4 and 13.9; bfloat16 of 1024 in 8, 8 and 16 21, 21 and 18.
+# and 16 12.5, 12.4 and 13.9; bfloat16 of 1024 in 8, 8 and 16 21, 21 and 18. See decision 131.
 UNEVEN = 0.05
 
 
