@@ -76,22 +76,29 @@ class _RowValues:
         return self.notes.note("shift", value, x, value, rows, rows)
 
     def sub(self, eqn, operands):
+        """x - m is an exponent; x - (m + log(l)) and (x - m) - log(l) are logarithms of quotients."""
         x, y = operands
-        if jnp.ndim(x) != jnp.ndim(y):
-            return None
-        for kind in ("shift", "logsumexp"):
-            fact = self.notes.find(kind, y)
-            if fact is not None and fact[0] is x and _is_beside(fact[-1], x):
-                what = fact[:-1] if kind == "shift" else fact[1:-1]
-                name = "exponent" if kind == "shift" else "quotient"
-                return self.notes.bound(name, eqn, operands, *what)
-        exponent, log = self.notes.find("exponent", x), self.notes.find("log", y)
-        if exponent is None or log is None or not _is_beside(log[-1], x):
+        shift = self._of_same_rows("shift", y, x)
+        if shift is not None and shift[0] is x:
+            return self.notes.bound("exponent", eqn, operands, *shift[:-1])
+        logsumexp = self._of_same_rows("logsumexp", y, x)
+        if logsumexp is not None and logsumexp[0] is x:
+            _, exponential, total, _ = logsumexp
+            return self.notes.bound("quotient", eqn, operands, exponential, total)
+        exponent, log = self.notes.find("exponent", x), self._of_same_rows("log", y, x)
+        if exponent is None or log is None:
             return None
         exponential, total, _ = log
         if exponential.x is not exponent[0] or exponential.shift is not exponent[1]:
             return None
         return self.notes.bound("quotient", eqn, operands, exponential, total)
+
+    def _of_same_rows(self, kind: str, numbers, x):
+        """The fact about a number per row where each number meets its own row of x; else None."""
+        if jnp.ndim(numbers) != jnp.ndim(x):
+            return None
+        fact = self.notes.find(kind, numbers)
+        return fact if fact is not None and _is_beside(fact[-1], x) else None
 
     def exp(self, eqn, operands):
         (x,) = operands
