@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from jax.extend import core as jex
 
@@ -37,6 +38,8 @@ class PricedSteps:
         places (windows, contractions, reductions, shifted slices).
       tables: values that a program looks up, or scatters.
       scatters: whether any step is a scatter.
+      totals: memo of a target's cost model, of all steps in a kernel of one program.
+      behind: (`totals` of the steps that these extend, number of steps in front of theirs).
     """
 
     steps: list[tuple[Step, Price]]
@@ -61,6 +64,8 @@ class PricedSteps:
     _operands: dict[jex.Var, frozenset[jex.Var]]
     # Those that products read.
     _factors: set
+    totals: Any = None
+    behind: tuple[Any, int] | None = None
 
     @classmethod
     def of(
@@ -102,6 +107,10 @@ class PricedSteps:
             dict(self._operands), set(self._factors),
         )  # fmt: skip
         priced._take(front, results, costs)
+        in_front = {var for step in front for var in step.eqn.outvars}
+        # A product in front may make these store a value that they did not store before.
+        if self.totals is not None and priced.stored - self.stored <= in_front:
+            priced.behind = self.totals, len(front)
         return priced
 
     def _take(self, front: Sequence[Step], results: set, costs: CostModel) -> None:

@@ -331,7 +331,7 @@ class Partitioner:
           (schedule, ""), or (None, reason).
         """
         unique = {id(eqn): eqn for eqn in eqns}
-        eqns = sorted(unique.values(), key=lambda eqn: self.order[id(eqn)])
+        eqns = [unique[number] for number in sorted(unique, key=self.order.__getitem__)]
         if getattr(self.options, "disable_reduce_reduce_fusion", False) and has_chained_reductions(
             eqns
         ):
@@ -339,7 +339,7 @@ class Partitioner:
         if self.updates and (why := self.keeps_apart(eqns)):
             return None, why
         try:
-            if any(id(eqn) in self.alone_in_place for eqn in eqns):
+            if not self.alone_in_place.isdisjoint(unique):
                 return self.in_one_program(eqns, outputs)
             schedule = self.grown(eqns, outputs, current, accept)
             if schedule is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from jax.extend import core as jex
@@ -64,12 +65,14 @@ def kernel_terms(
     if is_new and _repeats_heavy_values(requests.steps, programs, machine, costs):
         return None
     priced = PricedSteps.of(requests, outputs, costs)
-    streams = any(price.streams for _, price in priced.steps)
-    steps = _computed(priced.steps)
-    work = _Work.of(steps, priced.shares, programs, machine, costs, repeated_steps)
-    if work is None:
-        return None
-    temporaries, scratch = _stored_bytes(steps, priced.stored, parts, streams and not stores_parts)
+    if programs == 1 and not parts and not repeated_steps:
+        totals = _totals_of_one_program(priced)
+    else:
+        known = _totals(priced, programs, machine, costs, parts, repeated_steps, stores_parts)
+        if known is None:
+            return None
+        totals = known
+    streams = totals.streams
     traffic = _traffic(requests, outputs, grid, machine, priced.tables)
     blocks = traffic.blocks - int(
         sum(
@@ -78,6 +81,7 @@ def kernel_terms(
             if var in parts
         )
     )
+    temporaries, scratch = totals.temporaries, sum(totals.largest)
     working_set = blocks + scratch
     # Where copies of blocks, those of a transpose at least half of all, fit a core's part of near memory, what is stored
     # between steps has the rest.
@@ -86,22 +90,20 @@ def kernel_terms(
     near = costs.near_bytes if is_near else machine.l2_bytes
     trips = _scratch_trips(temporaries, working_set, 0 if streams else blocks, near, machine)
     return Terms(
-        arithmetic=work.seconds,
-        repeated=work.repeated,
+        arithmetic=totals.seconds,
+        repeated=totals.repeated,
         reads=traffic.reads,
         stores=traffic.stores,
         rereads=traffic.rereads,
         trips=trips * programs,
         streams=streams,
         bytes_moved=traffic.moved,
-        flops=work.operations,
-        recompute=work.operations / work.needed if work.needed else 1.0,
+        flops=totals.operations,
+        recompute=totals.operations / totals.needed if totals.needed else 1.0,
         working_set=working_set,
         scratch=scratch,
         programs=programs,
-        limit=max(
-            sum(price.limit for _, price in priced.steps), traffic_limit(traffic.moved, machine)
-        ),
+        limit=max(totals.limit, traffic_limit(traffic.moved, machine)),
         copied=traffic.copied,
     )
 
@@ -109,7 +111,7 @@ def kernel_terms(
 def _repeats_heavy_values(
     steps: Sequence[Step], programs: int, machine: Machine, costs: CostModel
 ) -> bool:
-    """Whether the work of these steps is certainly refused (`_Work.of`).
+    """Whether the work of these steps is certainly refused (`_totals`).
 
     Prices of single steps tell, unless programs evaluate parts of blocks. Sums over all steps take ten times as long.
     """
@@ -144,64 +146,92 @@ def _computed(steps: Sequence[tuple[Step, Price]]) -> list[tuple[Step, Price]]:
 
 
 @dataclass
-class _Work:
-    """Work of a kernel.
+class _Totals:
+    """Sums over the steps of a kernel, from the last to the first: steps in front extend them.
 
     Attributes:
-      seconds: of one program.
+      seconds: of one program's work.
       repeated: those of them that compute heavy values which other programs compute too.
       operations: of all programs.
       needed: those of them that would do if no element were computed twice.
+      temporaries: bytes that a program stores between its steps.
+      largest: bytes of the largest of these values, as many as live at the same time.
+      limit: see Price.
+      streams: whether any step streams its operands.
     """
 
     seconds: float = 0.0
     repeated: float = 0.0
     operations: float = 0.0
     needed: float = 0.0
+    temporaries: int = 0
+    largest: tuple[int, ...] = ()
+    limit: float = 0.0
+    streams: bool = False
 
-    @staticmethod
-    def of(
-        steps: Sequence[tuple[Step, Price]],
-        shares: Mapping[int, float],
-        programs: int,
-        machine: Machine,
-        costs: CostModel,
-        repeated_steps: Collection[int],
-    ) -> _Work | None:
-        """The work of these steps; None where it repeats heavy values too often."""
-        work = _Work()
-        for step, price in steps:
-            share = shares.get(id(step), 1.0)
-            seconds = price.seconds * share * (1 + (id(step.eqn) in repeated_steps))
-            factor = price.part * programs * share
-            if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, costs):
-                if _is_too_heavy(step.eqn, machine, costs):
-                    return None
-                work.repeated += seconds
-            work.seconds += seconds + price.packing
-            operations = price.operations * programs * share
-            work.operations += operations
-            # Of a value that is needed in part, that part.
-            work.needed += operations / max(factor, 1.0)
-        return work
+    def add_work(self, price: Price, seconds: float, factor: float, operations: float) -> None:
+        """Adds a step's work; `factor`: elements that all programs compute over elements of the result."""
+        self.seconds += seconds + price.packing
+        self.operations += operations
+        # Of a value that is needed in part, that part.
+        self.needed += operations / max(factor, 1.0)
+        self.limit += price.limit
+        self.streams |= price.streams
+
+    def add_stored(self, size: int, live: int) -> None:
+        """Adds a value that is stored: its bytes, and those that are there at one time."""
+        self.temporaries += size
+        self.largest = tuple(sorted((*self.largest, live)))[-LIVE_VALUES:]
 
 
-def _stored_bytes(
-    steps: Sequence[tuple[Step, Price]],
-    stored: set[jex.Var],
+def _totals(
+    priced: PricedSteps,
+    programs: int,
+    machine: Machine,
+    costs: CostModel,
     parts: Mapping[object, float],
-    streams: bool,
-) -> tuple[int, int]:
-    """(bytes that a program stores between its steps, bytes of these that live at the same time)."""
-    temporaries, sizes = 0, []
-    for step, price in steps:
-        if stored.isdisjoint(step.eqn.outvars):
-            continue
-        part = parts.get(step.eqn.outvars[0], 1)
-        # Chunks between products that stream their operands stay in registers.
-        temporaries += 0 if streams and part < 1 else price.block_bytes
-        sizes.append(int(price.block_bytes * part))
-    return temporaries, sum(sorted(sizes)[-LIVE_VALUES:])
+    repeated_steps: Collection[int],
+    stores_parts: bool,
+) -> _Totals | None:
+    """Sums over all steps; None where programs repeat heavy values too often."""
+    totals = _Totals()
+    streams_parts = not stores_parts and any(price.streams for _, price in priced.steps)
+    for step, price in reversed(_computed(priced.steps)):
+        share = priced.shares.get(id(step), 1.0)
+        seconds = price.seconds * share * (1 + (id(step.eqn) in repeated_steps))
+        factor = price.part * programs * share
+        if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, costs):
+            if _is_too_heavy(step.eqn, machine, costs):
+                return None
+            totals.repeated += seconds
+        totals.add_work(price, seconds, factor, price.operations * programs * share)
+        if not priced.stored.isdisjoint(step.eqn.outvars):
+            part = parts.get(step.eqn.outvars[0], 1)
+            # Chunks between products that stream their operands stay in registers.
+            is_held = streams_parts and part < 1
+            totals.add_stored(0 if is_held else price.block_bytes, int(price.block_bytes * part))
+    return totals
+
+
+def _totals_of_one_program(priced: PricedSteps) -> _Totals:
+    """Sums over all steps of a kernel of one program. Steps in front of others are added to the sums over those.
+
+    Groups of small arrays grow to thousands of equations, one by one.
+    """
+    if priced.totals is not None:
+        return priced.totals
+    totals, steps = _Totals(), priced.steps
+    if priced.behind is not None:
+        before, front = priced.behind
+        if _computed(steps[:front]) == steps[:front]:  # the others' comparisons are as before
+            totals, steps = replace(before), steps[:front]
+    for step, price in reversed(_computed(steps)):
+        share = priced.shares.get(id(step), 1.0)
+        totals.add_work(price, price.seconds * share, price.part * share, price.operations * share)
+        if not priced.stored.isdisjoint(step.eqn.outvars):
+            totals.add_stored(price.block_bytes, price.block_bytes)
+    priced.totals, priced.behind = totals, None
+    return totals
 
 
 def _scratch_trips(

@@ -11,6 +11,7 @@ from pbkern.lower.nest.ir import (
     Nest,
     Pool,
     Store,
+    nodes,
 )
 
 
@@ -37,13 +38,17 @@ def fused(first: Nest, second: Nest, pool: Pool) -> Nest:
 
     second = second.mapped(pool.rewriter(forwarded))
     rdims = {*first.rdims, *second.rdims}
-    return Nest(
+    merged = Nest(
         first.dims,
         tuple(dim for dim in first.dims if dim in rdims),
         first.reductions + second.reductions,
         first.stores + second.stores,
         at=first.at or second.at,
     )
+    if not merged.reductions and all(store.mask is None for store in merged.stores):
+        # A nest that grows by many others is walked once.
+        merged.note_nodes(nodes((store.value for store in second.stores), before=first.nodes()))
+    return merged
 
 
 def are_independent(first: Nest, second: Nest) -> bool:
@@ -61,8 +66,9 @@ def are_independent(first: Nest, second: Nest) -> bool:
     overwritten = {store.buf.root for store in second.stores}
     places: dict[Buf, list[tuple[Buf, tuple]]] = {root: [] for root in overwritten}
     taken = Nest({}, reductions=first.reductions).loads()
+    at_stores = Nest({}, stores=first.stores) if first.reductions else first
     for buf, index in [(store.buf, store.index) for store in first.stores] + [
-        load.access for load in Nest({}, stores=first.stores).loads()
+        load.access for load in at_stores.loads()
     ]:
         if buf.root in overwritten:
             places[buf.root].append((buf, index))

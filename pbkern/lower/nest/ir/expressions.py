@@ -344,9 +344,9 @@ def _renamed(dim: str, dims: dict[str, Affine]) -> str:
     return steps[-1]
 
 
-def nodes(expressions: Iterable[Expr]) -> list[Expr]:
-    """Every distinct node of expressions, operands before users."""
-    seen: dict[int, Expr] = {}
+def nodes(expressions: Iterable[Expr], before: Iterable[Expr] = ()) -> list[Expr]:
+    """Every distinct node of expressions, operands before users; first the nodes `before`, which have their operands."""
+    seen = {id(node): node for node in before}
     _visit(expressions, seen)
     return list(seen.values())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -129,6 +129,10 @@ class Nest:
     @functools.cached_property
     def _nodes(self) -> tuple[Expr, ...]:  # passes ask for it many times
         return tuple(nodes(self.expressions()))
+
+    def note_nodes(self, known: Iterable[Expr]) -> None:
+        """Remembers what `nodes` gives, where it is known from the nests that this one is made of."""
+        self.__dict__["_nodes"] = tuple(known)
 
     def loads(self) -> tuple[Load | Gather, ...]:
         """Every distinct load."""
