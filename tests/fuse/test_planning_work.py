@@ -25,6 +25,7 @@ from pbkern.fuse.partition import merge_groups, move_consumers
 from pbkern.fuse.simplify.driver import simplify
 from pbkern.fuse.tiling import one_program, root_probe, schedule, search_memo
 from pbkern.lower.mlir.operation import Operation
+from pbkern.targets.costs import kernel as kernel_costs
 
 from .checking import COSTS, check, planned, rand
 
@@ -312,7 +313,8 @@ def lookups(x, places):
     return x.at[pair[:, 0], pair[:, 1] % 3].mul(one[:3].sum()), jnp.where(x > 0, one, summed)
 
 
-def test_prices_with_equations_in_front_are_those_of_all_equations():
+@pytest.mark.parametrize("with_totals", [True, False], ids=["totals", "prices"])
+def test_prices_with_equations_in_front_are_those_of_all_equations(with_totals):
     args = rand(5, 4), np.array([3, 0, 4, 3], np.int32)
     jaxpr = planned(lookups, *args).jaxpr
     outputs = [(var, tuple(map(whole, var.aval.shape))) for var in jaxpr.outvars]
@@ -323,7 +325,8 @@ def test_prices_with_equations_in_front_are_those_of_all_equations():
             made = {var for eqn in behind for var in eqn.outvars}
             later = blocks.request(behind, [(var, a) for var, a in outputs if var in made])
             known = [(var, a) for var, a in outputs if var in made]
-            PricedSteps.of(later, known, machine)
+            price = machine.kernel_cost if with_totals else PricedSteps.of
+            price(later, known, () if with_totals else machine)
             more = blocks.request_more(front, later, [o for o in outputs if o not in known])
             extends = more.behind is not None
             anew = blocks.request(jaxpr.eqns, outputs)
@@ -336,6 +339,40 @@ def test_prices_with_equations_in_front_are_those_of_all_equations():
             seen.add((extends, bool(got.stored), got.scatters))
     assert (True, True, True) in seen
     assert got.shares
+
+
+def test_sums_over_a_long_group_are_over_its_new_equations(monkeypatch):
+    """Of chains whose products store what is behind them, of comparisons of indices, and of plain arithmetic."""
+
+    def f(x, w):
+        for _ in range(6):
+            x = jnp.tanh(x @ w) * 0.5 + jnp.where(jnp.tri(5, dtype=bool), x, 0.0)
+            x = jnp.maximum(x - x.mean(-1, keepdims=True), jnp.sin(x)) @ (w * 2.0)
+        return x
+
+    jaxpr = planned(f, rand(5, 5), rand(5, 5)).jaxpr
+    (output,) = jaxpr.outvars
+    placed = [(output, tuple(map(whole, output.aval.shape)))]
+    begun: list[bool] = []
+    seen: list[bool] = []
+    totals = kernel_costs._totals_of_one_program
+
+    def noted(priced):
+        begun.append(priced.behind is not None)
+        return totals(priced)
+
+    monkeypatch.setattr(kernel_costs, "_totals_of_one_program", noted)
+    with blocks.steps_memoised():
+        requests = blocks.request(jaxpr.eqns[-1:], placed)
+        for k in range(len(jaxpr.eqns) - 2, -1, -1):
+            COSTS.kernel_cost(requests, placed, ())
+            requests = blocks.request_more(jaxpr.eqns[k : k + 1], requests)
+            begun.clear()
+            cost = COSTS.kernel_cost(requests, placed, ())
+            extends = begun.pop()
+            assert cost == COSTS.kernel_cost(blocks.request(jaxpr.eqns[k:], placed), placed, ())
+            seen.append(extends)
+    assert seen.count(True) > 0.9 * len(seen)
 
 
 def test_results_that_the_first_computes_anyway_are_not_asked_for_again(monkeypatch):
