@@ -269,8 +269,10 @@ def wavefronts(
     making = _Fronts(body, counts, borders, along, machine, stored)
     for rows in (count for count in ROWS if count <= making.shortest):
         wave = making.front(rows)
-        # Rows that do not depend on others need no wavefront: they are tiles without halos.
-        if wave is not None and wave.lag and _wraps_once(wave):
+        # Rows that do not depend on others, however many are made at a time, need no wavefront: they are tiles without halos.
+        if wave is not None and not wave.lag:
+            return
+        if wave is not None and _wraps_once(wave):
             yield from _sized(wave, length, machine)
 
 
@@ -304,7 +306,8 @@ class _Fronts:
     def rows_apart(self, plain: Wavefront | None, rows: int) -> tuple[int, int]:
         """Numbers of rows at both ends that are best made apart from the others."""
         most = MOST_BORDER_ROWS
-        if (plain is not None and plain.wraps) or self.shortest < 2 * most + rows:
+        is_best = plain is not None and (plain.wraps or not plain.lag)
+        if is_best or self.shortest < 2 * most + rows:
             return 0, 0
         widest = self.between(rows, most, most)
         if widest is None or (plain is not None and plain.lag <= widest.lag):

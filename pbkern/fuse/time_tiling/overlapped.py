@@ -107,6 +107,7 @@ def fronts_of(
     partition: Callable[[jex.ClosedJaxpr], Partition],
 ) -> Iterator[_OverlappedBody]:
     """Wavefronts in every dimension; arguments as in `tile_time`. `step`: the body with its borders."""
+    simple = None
     for along in ALONG:
         values = None
         if len(body.jaxpr.outvars) > counts[1]:
@@ -115,10 +116,9 @@ def fronts_of(
                 continue
             step = _step(values.body, counts, limits)
         stored = values.stored if values else ()
-        in_selects = retrace(step.body, thin_ends_as_selects(limits))
-        for wave, cost in wavefronts(
-            in_selects, counts, step.periodic, length, machine, along, stored
-        ):
+        if simple is None or values:
+            simple = retrace(step.body, thin_ends_as_selects(limits))
+        for wave, cost in wavefronts(simple, counts, step.periodic, length, machine, along, stored):
             yield _OverlappedBody(wave, cost, values, partition)
 
 
