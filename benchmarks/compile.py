@@ -2,10 +2,10 @@
 
     python -m benchmarks.compile [words in names] [--write] [--json file]
 
-Each number is the least of two processes of their own, each of which has compiled a sum before: tracing, planning,
-compilation and one run on small arrays. "cold" has an empty store, "warm" the store that the cold process left, as every
-later process has; "jax" is jax.jit without its own store. "start" is that first function of one addition, in which modules
-are imported, MLIR's dialects loaded and LLVM started.
+Each number is the least of two to eight processes of their own, as many as begin within twenty seconds. Those of pbkern
+and of jax.jit take turns. Each has compiled a sum before: tracing, planning, compilation and one run on small arrays. "cold"
+has an empty store, "warm" the store that the cold process left, as every later process has; "jax" is jax.jit without its own
+store. "start" is that first function of one addition, in which modules are imported, MLIR's dialects loaded and LLVM started.
 Seconds are those of all threads, which other work on the machine disturbs less than it disturbs the clock. `growth` is
 the slope of log(seconds) over log(operations) between the two largest functions: 1 is linear. `--write` puts the table into
 docs/benchmarks.md.
@@ -22,6 +22,7 @@ import operator
 import os
 import pathlib
 import re
+import resource
 import shutil
 import statistics
 import subprocess
@@ -43,8 +44,11 @@ from .report import INDEX, replace_section
 TITLE = "## Compilation"
 # Calls whose median is the time of a call that compiles nothing.
 CALLS = 20
-# Processes per number.
-ROUNDS = 2
+# Processes per number: at least and at most this many. A neighbour on the machine may make any of them take half as much again,
+# so that the least of two is no least yet.
+LEAST_ROUNDS, MOST_ROUNDS = 2, 8
+# Seconds of all processes of one function, after which no further round begins.
+ENOUGH = 20.0
 # Seconds until a process counts as hung.
 PATIENCE = 1800
 Function = Callable[..., object]
@@ -195,7 +199,9 @@ class Row:
 
 
 def processor_seconds() -> float:
-    return sum(os.times()[:4])
+    """Seconds of this process and of those that it waited for, finer than the hundredths of os.times."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def first_call(family: str, size: int, backend: str) -> FirstCall:
@@ -254,7 +260,10 @@ def in_turn(family: str, size: int) -> list[FirstCall]:
 
 def measure(family: str, size: int) -> Row:
     """The quickest of some first calls each. Raises RuntimeError where results differ."""
-    rounds = [in_turn(family, size) for _ in range(ROUNDS)]
+    rounds: list[list[FirstCall]] = []
+    end = time.perf_counter() + ENOUGH
+    while len(rounds) < LEAST_ROUNDS or (len(rounds) < MOST_ROUNDS and time.perf_counter() < end):
+        rounds.append(in_turn(family, size))
     row = Row(family, size, *(min(calls, key=lambda call: call.first) for calls in zip(*rounds)))
     sums = [call.checksum for call in (row.jax, row.cold, row.warm)]
     if not np.allclose(sums, sums[0], rtol=1e-3):
@@ -312,10 +321,10 @@ def write(text: str) -> None:
 def note() -> str:
     model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
     return (
-        "Written by `python -m benchmarks.compile --write`. Processor seconds of first calls, each the least of two "
-        "processes of their own that have compiled a sum before (the start), from bytecode: `cold` with an empty store, "
-        "`warm` in the process after that, `jax.jit` without a store; each "
-        f"of them traces, for the seconds of `trace`. {model[1] if model else 'Unknown processor'}, {os.cpu_count()} cores. "
+        "Written by `python -m benchmarks.compile --write`. Processor seconds of first calls, each the least of two to eight "
+        "processes of their own, in turn, that have compiled a sum before (the start), from bytecode: `cold` with an empty "
+        "store, `warm` in the process after that, `jax.jit` without a store; each of them traces, for the seconds of `trace`. "
+        f"{model[1] if model else 'Unknown processor'}, {os.cpu_count()} cores. "
         "Growth is the slope of log(seconds) over log(operations) between the two largest functions of a family: 1 is linear."
     )
 

@@ -267,11 +267,17 @@ def bind_again(eqn, operands: Sequence, params: dict | None = None) -> list:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _copied(eqn, operands: Sequence) -> list | None:
+def copied_from(eqn, operands: Sequence, source) -> list | None:
+    """Results of `bind_again` in `source_of(source)`; None where that makes no copy, and where `source` has no traceback."""
+    info = source.source_info
+    return _copied(eqn, operands, info) if info.traceback else None
+
+
+def _copied(eqn, operands: Sequence, place=None) -> list | None:
     """Results of a copy of an equation in the function that is being traced; None unless `bind` would make just that.
 
     `bind` derives the types of results, which the equation has, and looks for rules that plain
-    primitives have not. A copy takes a fourth of its time.
+    primitives have not. A copy takes a fourth of its time. place: the copy's source, default that of the context.
     """
     trace, primitive = core.trace_ctx.trace, eqn.primitive
     if (
@@ -285,7 +291,7 @@ def _copied(eqn, operands: Sequence) -> list | None:
         isinstance(operand, core.Tracer) for operand in operands
     ):
         return None
-    place = source_info_util.current()
+    place = place or source_info_util.current()
     tracers = []
     for operand, atom in zip(operands, eqn.invars):
         if isinstance(atom, core.Literal):
@@ -341,8 +347,29 @@ def _variables(jaxpr: jex.Jaxpr) -> Iterator[Var]:
     yield from (*jaxpr.invars, *jaxpr.constvars)
     for eqn in jaxpr.eqns:
         yield from eqn.outvars
+    for eqn in nesting(jaxpr):
         for inner in core.jaxprs_in_params(eqn.params):
             yield from _variables(inner)
+
+
+# Types of parameters that hold no jaxpr: most parameters of most equations.
+PLAIN_PARAMETERS = frozenset((bool, int, float, str, type(None)))
+
+
+@weakref_lru_cache(trace_context_in_key=False)
+def nesting(jaxpr: jex.Jaxpr) -> tuple:
+    """The equations that hold jaxprs: few, for which every walk would look at the parameters of all."""
+    return tuple(eqn for eqn in jaxpr.eqns if _holds_jaxprs(eqn.params))
+
+
+def _holds_jaxprs(params: Mapping) -> bool:
+    for value in params.values():
+        if type(value) in PLAIN_PARAMETERS:
+            continue
+        for inner in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(inner, (core.ClosedJaxpr, core.Jaxpr)):
+                return True
+    return False
 
 
 # Operands before the index leaves, per Ref primitive.
@@ -760,7 +787,8 @@ def without_dead_code(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def _size(jaxpr: jex.Jaxpr) -> int:
     """Counts equations, at any depth."""
-    return sum(1 + sum(map(_size, core.jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns)
+    inner = (_size(one) for eqn in nesting(jaxpr) for one in core.jaxprs_in_params(eqn.params))
+    return len(jaxpr.eqns) + sum(inner)
 
 
 def is_for_export(ctx) -> bool:

@@ -316,7 +316,7 @@ def plan(
         result = Plan(
             name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes
         )
-        result.explanation = explain(name, parts, result, wanted)
+        result.explained = lambda: explain(name, parts, result, wanted)
     return result
 
 
@@ -364,7 +364,7 @@ def make_segments(
 def left_whole(closed: jex.ClosedJaxpr, name: str) -> Plan:
     """The plan that leaves all of a function to XLA."""
     result = Plan(name, closed.jaxpr, as_arrays(closed.consts), (), closed.out_avals, whole=closed)
-    result.explanation = Explanation(name, (), (), tuple(result.left_to_xla()))
+    result.explained = lambda: Explanation(name, (), (), tuple(result.left_to_xla()))
     return result
 
 

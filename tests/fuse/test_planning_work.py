@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import pbkern
+from pbkern import _jax
 from pbkern._jax import user_line
+from pbkern.core.jaxprs.walks import equations
+from pbkern.fuse import pipeline
 from pbkern.fuse.access import blocks
 from pbkern.fuse.access.equation_kinds import EquationKinds
 from pbkern.fuse.access.rules import whole
@@ -601,3 +604,25 @@ def test_passes_whose_chains_are_absent_trace_nothing():
     assert JoinParts()(closed, None) is closed
     assert SumResults()(closed, None) is closed
     assert repeats_to_broadcasts(closed) is closed
+
+
+def test_reports_are_made_when_they_are_asked_for(monkeypatch):
+    made, explain = [], pipeline.explain
+    monkeypatch.setattr(pipeline, "explain", lambda *args: made.append(args) or explain(*args))
+    plan = planned(perceptron, *[np.ones((8, 8), np.float32)] * 3)
+    assert not made
+    assert plan.explanation is plan.explanation
+    assert len(made) == 1
+    assert len(plan.explanation.kernels) == len(plan.kernels())
+
+
+def test_walks_look_at_the_parameters_of_equations_once(monkeypatch):
+    looked, holds = [], _jax._holds_jaxprs
+    monkeypatch.setattr(
+        _jax, "_holds_jaxprs", lambda params: looked.append(params) or holds(params)
+    )
+    closed = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), c), x, None, 3))(1.0)
+    inside = [eqn.primitive.name for eqn in equations(closed.jaxpr)]
+    assert inside == ["scan", "sin"]
+    assert inside == [eqn.primitive.name for eqn in equations(closed.jaxpr)]
+    assert len(looked) == len(inside)

@@ -61,6 +61,8 @@ _COMPUTE_IN_TYPE = frozenset(("mul",))
 
 def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
     """The jaxpr that a call equation inlines to, or None for any other equation."""
+    if not is_call(eqn):
+        return None
     if eqn.primitive.name == "custom_linear_solve":
         return _solution(eqn)
     if eqn.primitive.name in EXPANSIONS:
@@ -82,13 +84,25 @@ def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
 @cached_by_jaxpr_alone
 def has_calls(closed: jex.ClosedJaxpr) -> bool:
     """Whether an equation, at any depth, may be a call, for `called_jaxpr`."""
-    return any(
-        eqn.primitive.name in CALLS
-        or eqn.primitive.name in EXPANSIONS
-        or eqn.primitive.name == "custom_linear_solve"
-        or _names_type(eqn)
-        or is_of_library(eqn)
-        for eqn in equations(closed.jaxpr)
+    return any(map(is_call, equations(closed.jaxpr)))
+
+
+def is_call(eqn) -> bool:
+    """Whether an equation may be a call, for `called_jaxpr`."""
+    return _may_be_call(eqn.primitive, eqn.primitive.impl) and (
+        eqn.primitive.name not in _COMPUTE_IN_TYPE or _names_type(eqn)
+    )
+
+
+@functools.cache
+def _may_be_call(primitive, impl) -> bool:
+    """Whether some equations of a primitive, which `impl` computes, are calls."""
+    return (
+        primitive.name in CALLS
+        or primitive.name in EXPANSIONS
+        or primitive.name == "custom_linear_solve"
+        or primitive.name in _COMPUTE_IN_TYPE
+        or _is_of_library(impl)
     )
 
 

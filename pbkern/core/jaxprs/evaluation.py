@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import numpy as np
@@ -64,16 +64,22 @@ class Notes:
 
     def __init__(self) -> None:
         self._noted: dict[tuple[str, int], tuple] = {}
+        self._ids: set[int] = set()
 
     def note(self, kind: str, value, *what) -> list:
         """Notes facts about a value under `kind`, and returns [value]."""
         # The value stays alive, so that no other one gets its id.
         self._noted[kind, id(value)] = value, *what
+        self._ids.add(id(value))
         return [value]
 
     def bound(self, kind: str, eqn, operands, *what) -> list:
         """The result of an equation on these operands, noted."""
         return self.note(kind, *bind_again(eqn, operands), *what)
+
+    def know_any(self, values: Iterable) -> bool:
+        """Whether there is a fact about one of these values."""
+        return not self._ids.isdisjoint(map(id, values))
 
     def find(self, kind: str, x) -> tuple | None:
         """The noted facts, or None."""

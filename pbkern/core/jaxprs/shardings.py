@@ -9,7 +9,7 @@ from jax.extend import core as jex
 from pbkern._jax import bind_again, is_laid_over_devices
 
 from .retracing import retrace
-from .walks import equations, inner_jaxprs
+from .walks import equations, types_at_any_depth
 
 # Equations that say where their operands are, and compute nothing.
 PLACING = ("reshard", "sharding_constraint", "mesh_cast")
@@ -27,9 +27,7 @@ def without_shardings(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def _has_shardings(jaxpr: jex.Jaxpr) -> bool:
     eqns = list(equations(jaxpr))
-    inner = [one.jaxpr for eqn in eqns for one in inner_jaxprs(eqn)]
-    types = [var.aval for one in (jaxpr, *inner) for var in (*one.invars, *one.constvars)]
-    types += [var.aval for eqn in eqns for var in eqn.outvars]
+    types = types_at_any_depth(jaxpr)
     return any(is_laid_over_devices(getattr(aval, "sharding", None)) for aval in types) or any(
         eqn.primitive.name in PLACING or any(_shardings(eqn.params)) for eqn in eqns
     )

@@ -10,7 +10,13 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern._jax import cached_by_jaxpr, cached_by_jaxpr_alone, only_reads
+from pbkern._jax import (
+    PLAIN_PARAMETERS,
+    cached_by_jaxpr,
+    cached_by_jaxpr_alone,
+    nesting,
+    only_reads,
+)
 from pbkern.core.jax_types import Atom, array_aval
 
 
@@ -35,10 +41,6 @@ def leading_to(eqns: Sequence, outputs: Iterable, given: Iterable = ()) -> list:
     return needed[::-1]
 
 
-# Types of parameters that hold no jaxpr: most parameters of most equations.
-PLAIN_PARAMETERS = frozenset((bool, int, float, str, type(None)))
-
-
 def inner_jaxprs(eqn) -> Iterator[jex.ClosedJaxpr]:
     """Every jaxpr among an equation's parameters; open ones close over nothing that is known here."""
     for value in eqn.params.values():
@@ -53,21 +55,45 @@ def inner_jaxprs(eqn) -> Iterator[jex.ClosedJaxpr]:
                 yield jex.ClosedJaxpr(inner, (None,) * len(inner.constvars))
 
 
-def equations(jaxpr: jex.Jaxpr) -> Iterator:
+def inner_of(jaxpr: jex.Jaxpr) -> Iterator[jex.ClosedJaxpr]:
+    """Every jaxpr among the parameters of a jaxpr's equations."""
+    for eqn in nesting(jaxpr):
+        yield from inner_jaxprs(eqn)
+
+
+def equations(jaxpr: jex.Jaxpr) -> Iterable:
     """Every equation, at any depth."""
+    return _with_inner(jaxpr) if nesting(jaxpr) else jaxpr.eqns
+
+
+def _with_inner(jaxpr: jex.Jaxpr) -> Iterator:
+    holders = set(map(id, nesting(jaxpr)))
     for eqn in jaxpr.eqns:
         yield eqn
-        for inner in inner_jaxprs(eqn):
-            yield from equations(inner.jaxpr)
+        if id(eqn) in holders:
+            for inner in inner_jaxprs(eqn):
+                yield from equations(inner.jaxpr)
+
+
+@cached_by_jaxpr_alone
+def types_at_any_depth(jaxpr: jex.Jaxpr) -> tuple:
+    """Types of all values, each object once: equations share most of theirs."""
+    types = {id(var.aval): var.aval for var in (*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars)}
+    for eqn in jaxpr.eqns:
+        for var in eqn.invars:
+            types[id(var.aval)] = var.aval
+        for var in eqn.outvars:
+            types[id(var.aval)] = var.aval
+    for inner in inner_of(jaxpr):
+        types |= {id(aval): aval for aval in types_at_any_depth(inner.jaxpr)}
+    return tuple(types.values())
 
 
 @cached_by_jaxpr_alone
 def primitive_names(closed: jex.ClosedJaxpr) -> frozenset[str]:
     """Names of the primitives of all equations, at any depth."""
-    names: set[str] = set()
-    for eqn in closed.jaxpr.eqns:
-        names.add(eqn.primitive.name)
-        names.update(*map(primitive_names, inner_jaxprs(eqn)))
+    names = {eqn.primitive.name for eqn in closed.jaxpr.eqns}
+    names.update(*map(primitive_names, inner_of(closed.jaxpr)))
     return frozenset(names)
 
 
@@ -80,7 +106,7 @@ def neighbours(closed: jex.ClosedJaxpr) -> frozenset[tuple[str, str]]:
         name = eqn.primitive.name
         pairs.update((name, makers[atom]) for atom in atoms(eqn) if atom in makers)
         makers.update(dict.fromkeys(eqn.outvars, name))
-        pairs.update(*map(neighbours, inner_jaxprs(eqn)))
+    pairs.update(*map(neighbours, inner_of(closed.jaxpr)))
     return frozenset(pairs)
 
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs.calls import called_jaxpr
-from pbkern.core.jaxprs.walks import inner_jaxprs
+from pbkern.core.jaxprs.calls import called_jaxpr, is_call
+from pbkern.core.jaxprs.walks import equations, inner_jaxprs, types_at_any_depth
 
 COMPARISONS = frozenset("eq ne lt le gt ge eq_to le_to lt_to".split())
 EXTREMES = frozenset(
@@ -35,6 +35,10 @@ EXACT = CHOICES | EXTREMES | SEARCHES | {"reduce_precision", "bitcast_convert_ty
 
 def ordered_values(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
     """Values of float16 and bfloat16 that must be rounded; also those within calls, loops and branches."""
+    if not any(map(_is_short_type, types_at_any_depth(jaxpr))) and not any(
+        map(is_call, equations(jaxpr))
+    ):
+        return frozenset()
     rounded: set[jex.Var] = set()
     steps = [*_flat(jaxpr)]
     for step in steps:
@@ -99,5 +103,9 @@ def _passed(given: Sequence, taken: Sequence) -> Iterator[_Passage]:
 
 
 def _is_short(var: jex.Var) -> bool:
-    dtype = getattr(var.aval, "dtype", None)
+    return _is_short_type(var.aval)
+
+
+def _is_short_type(aval) -> bool:
+    dtype = getattr(aval, "dtype", None)
     return isinstance(dtype, np.dtype) and dtype.name in ("float16", "bfloat16")

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.jaxprs.walks import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_of
 
 from . import rounding
 
@@ -28,10 +28,7 @@ VIEWS = frozenset(
 def shared_products(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
     """Products of floats with several readers, some of them sums; also those within loops and branches."""
     summed_products = {
-        product
-        for equation in jaxpr.eqns
-        for inner in inner_jaxprs(equation)
-        for product in shared_products(inner.jaxpr)
+        product for inner in inner_of(jaxpr) for product in shared_products(inner.jaxpr)
     }
     products = {
         out_var

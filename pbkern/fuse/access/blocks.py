@@ -165,14 +165,22 @@ class Step:
     @functools.cached_property
     def linear(self) -> tuple:
         """The linear part of `out`."""
-        return _linear(self.out)
+        return _linear(self.out) if self.model is None else self.model.linear
 
     @functools.cached_property
     def asks(self) -> list[tuple[jex.Var, Access, tuple]]:
         """(operand, block, linear part of the block) of everything it reads."""
+        atoms = self.eqn.invars
+        return [(atoms[place], access, linear) for place, access, linear in self.places]
+
+    @functools.cached_property
+    def places(self) -> list[tuple[int, Access, tuple]]:
+        """(number of an operand, block, linear part of the block) of everything it reads."""
+        if self.model is not None:
+            return self.model.places
         return [
-            (atom, access, _linear(access))
-            for atom, access in zip(self.eqn.invars, self.pull.inputs)
+            (place, access, _linear(access))
+            for place, (atom, access) in enumerate(zip(self.eqn.invars, self.pull.inputs))
             if access is not None and not isinstance(atom, jex.Literal)
         ]
 

@@ -7,6 +7,7 @@ out for one of each kind.
 from __future__ import annotations
 
 import contextvars
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import field
@@ -43,13 +44,12 @@ class EquationKinds:
 
     def group(self, eqns: Sequence, outputs: Sequence) -> tuple:
         """Equal for groups that differ only in the names of values."""
-        names: dict = {}
-        key: list[int] = []
-        for eqn in eqns:
-            _, kind, values = self.known.get(id(eqn)) or self._new(eqn)
-            key.append(kind)
-            key += [names.setdefault(value, len(names)) for value in values]
-        return (*key, *(names[output] for output in outputs))
+        known = self.known
+        entries = [known.get(id(eqn)) or self._new(eqn) for eqn in eqns]
+        values = [value for entry in entries for value in entry[2]]
+        number_of = dict(zip(dict.fromkeys(values), itertools.count())).__getitem__
+        kinds = tuple([entry[1] for entry in entries])
+        return kinds, *map(number_of, values), *map(number_of, outputs)
 
     def _new(self, eqn) -> tuple:
         number = self.numbers.setdefault(description(eqn), len(self.numbers))

@@ -121,11 +121,12 @@ MAX_EXTENT = 2**31 - 1
 
 def is_long(eqn) -> bool:
     """Whether an operand or result has more than MAX_EXTENT elements along a dimension."""
-    return any(
-        extent > MAX_EXTENT
-        for var in (*eqn.outvars, *eqn.invars)
-        for extent in getattr(var.aval, "shape", ())
-    )
+    return any(is_long_type(var.aval) for var in (*eqn.outvars, *eqn.invars))
+
+
+def is_long_type(aval) -> bool:
+    """Whether an array has more than MAX_EXTENT elements along a dimension."""
+    return max(getattr(aval, "shape", ()), default=0) > MAX_EXTENT
 
 
 def require_whole(eqn, out: Access, dims: Sequence[int]) -> Access:

@@ -13,7 +13,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jaxprs.retracing import retrace_into
-from pbkern.core.jaxprs.walks import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_of
 from pbkern.dsl.primitives.prng_keys import RULES, held, is_key, keys_of, rewrite
 
 
@@ -47,9 +47,8 @@ def _has_keys(jaxpr: jex.Jaxpr) -> bool:
         if hasattr(var.aval, "dtype")
     ):
         return True
-    return any(
-        eqn.primitive.name in RULES or any(_has_keys(j.jaxpr) for j in inner_jaxprs(eqn))
-        for eqn in jaxpr.eqns
+    return any(eqn.primitive.name in RULES for eqn in jaxpr.eqns) or any(
+        _has_keys(inner.jaxpr) for inner in inner_of(jaxpr)
     )
 
 

@@ -25,7 +25,7 @@ from jax.extend import core as jex
 
 from pbkern.core.jaxprs.calls import has_calls
 from pbkern.core.jaxprs.evaluation import Notes
-from pbkern.core.jaxprs.walks import atoms, inner_jaxprs, primitive_names
+from pbkern.core.jaxprs.walks import atoms, inner_of, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace
@@ -69,9 +69,7 @@ def _sums_products(jaxpr: jex.Jaxpr) -> bool:
             return True
         if name == "dot_general" or (name in FOLLOWED_THROUGH and reads):
             of_products.update(eqn.outvars)
-        if any(_sums_products(inner.jaxpr) for inner in inner_jaxprs(eqn)):
-            return True
-    return False
+    return any(_sums_products(inner.jaxpr) for inner in inner_of(jaxpr))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from jax.extend import core as jex
 from pbkern._jax import bind_again, params_of
 from pbkern.core.jaxprs.calls import called_jaxpr
 from pbkern.core.jaxprs.retracing import retrace_into
-from pbkern.core.jaxprs.walks import equations, inner_jaxprs
+from pbkern.core.jaxprs.walks import equations, inner_jaxprs, types_at_any_depth
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.complex.arithmetic import Complex
 from pbkern.core.ops.complex.interleaved import deinterleave, interleave
@@ -44,10 +44,7 @@ from .views import as_complex_p, as_reals_p
 
 
 def _mentions_complex(jaxpr: jex.Jaxpr) -> bool:
-    eqns = equations(jaxpr)
-    return any(is_complex(var.aval) for var in (*jaxpr.invars, *jaxpr.outvars)) or any(
-        map(touches, eqns)
-    )
+    return any(map(is_complex, types_at_any_depth(jaxpr)))
 
 
 def _from_array(x):

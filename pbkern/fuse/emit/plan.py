@@ -7,6 +7,7 @@ literals or repeats.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any
@@ -62,7 +63,8 @@ class Plan:
     """The segments of a function in the order in which they run.
 
     `jaxpr` names the values (PRNG keys: their words), `consts` its array constants, `results` the
-    types that the function returns. whole: the function as it was given, if XLA runs all of it.
+    types that the function returns. whole: the function as it was given, if XLA runs all of it. explained: makes the
+    explanation, which first calls do not need.
     """
 
     name: str
@@ -70,9 +72,14 @@ class Plan:
     consts: tuple
     segments: tuple[Segment, ...]
     results: Sequence
-    explanation: Any = None
+    explained: Callable[[], Any] = lambda: None
     whole: jex.ClosedJaxpr | None = None
     nodes: list[Node] = field(default_factory=list)
+
+    @functools.cached_property
+    def explanation(self) -> Any:
+        """The report of what was fused and why (explain.py), also of programs that are left to XLA later."""
+        return self.explained()
 
     def evaluate(self, args, run_program: Callable) -> list:
         """Runs the plan: `run_program(host_program, inputs) -> outputs` for HostPrograms, JAX for the others. Traceable."""
@@ -96,6 +103,7 @@ class Plan:
 
     def leave(self, program: HostProgram) -> None:
         """Leaves the operations of one of the programs to XLA."""
+        _ = self.explanation
         self.segments = tuple(
             xla_segment(list(segment.run), set(segment.makes))
             if segment.body is program

@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs.evaluation import Notes
-from pbkern.core.jaxprs.walks import inner_jaxprs
+from pbkern.core.jaxprs.walks import inner_of
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
@@ -72,9 +72,8 @@ def _only_picked(closed: jex.ClosedJaxpr):
             - other_reads
             - {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
         )
-    for eqn in jaxpr.eqns:
-        for inner in inner_jaxprs(eqn):
-            yield from _only_picked(inner)
+    for inner in inner_of(jaxpr):
+        yield from _only_picked(inner)
 
 
 class _Lookups:

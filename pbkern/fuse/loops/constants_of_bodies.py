@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern._jax import fresh_aval
+from pbkern._jax import fresh_aval, nesting
 from pbkern.core.jaxprs.calls import called_jaxpr
 from pbkern.core.jaxprs.retracing import retrace_into
 from pbkern.core.jaxprs.walks import inner_jaxprs
@@ -40,7 +40,7 @@ def hoist_constants_of_bodies(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def _held(jaxpr: jex.Jaxpr, in_body: bool) -> Iterator:
     """Array constants at any depth below control flow; those of calls outside of it become constants when they are inlined."""
-    for eqn in jaxpr.eqns:
+    for eqn in nesting(jaxpr):
         below = in_body or called_jaxpr(eqn) is None
         for inner in inner_jaxprs(eqn):
             yield from (const for const in inner.consts if below and np.ndim(const))

@@ -12,7 +12,7 @@ import jax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of
-from pbkern.core.jaxprs.walks import atoms, equations, inner_jaxprs
+from pbkern.core.jaxprs.walks import atoms, equations, inner_of
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
 
@@ -44,7 +44,7 @@ def _read(jaxpr: jex.Jaxpr) -> set:
     """Values that equations or results read, also inside control flow."""
     atoms = [*jaxpr.outvars, *(var for eqn in jaxpr.eqns for var in eqn.invars)]
     read = {atom for atom in atoms if not isinstance(atom, jex.Literal)}
-    return read.union(*(_read(inner.jaxpr) for eqn in jaxpr.eqns for inner in inner_jaxprs(eqn)))
+    return read.union(*(_read(inner.jaxpr) for inner in inner_of(jaxpr)))
 
 
 def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

@@ -18,6 +18,7 @@ from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import Unfusable
+from pbkern.fuse.access.equation_kinds import once_per_kind
 from pbkern.fuse.cost.kinds import CONTRACTIONS, DATA_MOVEMENT, is_alias, is_heavy, nbytes
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.one_program import grows
@@ -293,7 +294,7 @@ class _Growth:
                 return memoised_search([eqn], list(eqn.outvars), self.machine).cost.seconds
             except (Unfusable, UnsupportedOp, NotImplementedError):
                 pass
-        return alone_seconds(eqn, self.machine)
+        return once_per_kind("alone", eqn, lambda: alone_seconds(eqn, self.machine))
 
     def most_together(self, eqn, schedule: Schedule) -> float:
         """The most time in one kernel that is accepted, over the time in two.

@@ -264,7 +264,12 @@ class MergeSiblings(MergeLimits):
     """
 
     def __call__(self, parts: Partitioner, options: object) -> Partitioner:
-        groups = [node for node in parts.nodes if node.kind == "group"]
+        groups = [
+            node
+            for node in parts.nodes
+            if node.kind == "group"
+            and not any(eqn.primitive.name in CONTRACTIONS for eqn in node.eqns)
+        ]
         for first, second in itertools.combinations(groups, 2):
             if (
                 first not in parts.nodes
@@ -273,12 +278,6 @@ class MergeSiblings(MergeLimits):
             ):
                 continue
             if first.outputs[0].aval.shape != second.outputs[0].aval.shape:
-                continue
-            if any(
-                eqn.primitive.name in CONTRACTIONS
-                for group in (first, second)
-                for eqn in group.eqns
-            ):
                 continue
             if parts.reaches(parts.successors(second), first):
                 first, second = second, first

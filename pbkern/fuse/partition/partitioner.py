@@ -21,6 +21,7 @@ from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import Unfusable
+from pbkern.fuse.access.equation_kinds import once_per_kind
 from pbkern.fuse.access.rules import MAX_EXTENT, NeedsWhole, is_long, rules
 from pbkern.fuse.access.windows_contractions import partial_reduce_p
 from pbkern.fuse.complex.views import VIEWS_OF_COMPLEX
@@ -190,13 +191,21 @@ class Partitioner:
         return node
 
     def set_group(self, group: Node, eqns: Iterable, outputs: Iterable, schedule: Schedule) -> None:
-        for eqn in group.eqns:
-            self.nodes_of[id(eqn)].remove(group)
         unique = {id(member): member for member in eqns}
-        group.eqns = sorted(unique.values(), key=lambda member: self.order[id(member)])
-        group.outputs, group.schedule = list(dict.fromkeys(outputs)), schedule
         for eqn in group.eqns:
-            self.nodes_of.setdefault(id(eqn), []).append(group)
+            nodes = self.nodes_of[id(eqn)]
+            if nodes[-1] is not group or id(eqn) not in unique:
+                nodes.remove(group)
+        group.eqns = self.in_order(unique)
+        group.outputs, group.schedule = list(dict.fromkeys(outputs)), schedule
+        for number in unique:
+            nodes = self.nodes_of.setdefault(number, [])
+            if not nodes or nodes[-1] is not group:
+                nodes.append(group)
+
+    def in_order(self, unique: dict[int, jex.JaxprEqn]) -> list[jex.JaxprEqn]:
+        """Equations by their ids -> the same in program order."""
+        return [unique[number] for number in sorted(unique, key=self.order.__getitem__)]
 
     def groups(self) -> list[Node]:
         return [node for node in self.nodes if node.kind == "group"]
@@ -273,7 +282,9 @@ class Partitioner:
     def outside_kind(self, eqn) -> tuple[str, str] | None:
         """(kind, reason) of an equation that no group may hold, or None."""
         if id(eqn) not in self._outside_kinds:
-            self._outside_kinds[id(eqn)] = self._outside_kind(eqn)
+            self._outside_kinds[id(eqn)] = once_per_kind(
+                "outside", eqn, lambda: self._outside_kind(eqn)
+            )
         return self._outside_kinds[id(eqn)]
 
     def _outside_kind(self, eqn) -> tuple[str, str] | None:
@@ -331,7 +342,7 @@ class Partitioner:
           (schedule, ""), or (None, reason).
         """
         unique = {id(eqn): eqn for eqn in eqns}
-        eqns = [unique[number] for number in sorted(unique, key=self.order.__getitem__)]
+        eqns = self.in_order(unique)
         if getattr(self.options, "disable_reduce_reduce_fusion", False) and has_chained_reductions(
             eqns
         ):

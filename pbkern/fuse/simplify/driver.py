@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern._jax import bind_again, source_of, user_line
+from pbkern._jax import bind_again, copied_from, source_of, user_line
 from pbkern.core.jaxprs.calls import called_jaxpr, has_calls
 from pbkern.core.jaxprs.retracing import constant_value
 from pbkern.core.jaxprs.walks import equations, primitive_names
@@ -230,9 +230,30 @@ def _unsharded(params: dict) -> dict:
 
 def _run(closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool) -> list:
     """Binds every equation again. Merges equal ones and applies rewrites."""
-    seen: dict = {}
+    seen = _Seen()
     uniform = Splat(rewrites)
     known = KnownArrays(uniform)
+
+    def copy(eqn, operands, line):
+        """Results of `bind` for an equation that no rule concerns, as most in most passes; None for others."""
+        name = eqn.primitive.name
+        if (
+            name in rewrites
+            or name in CONTROL
+            or eqn.effects
+            or uniform.changes(eqn, operands)
+            or known.changes(operands)
+        ):
+            return None
+        params = _unsharded(eqn.params)
+        if params is not eqn.params:
+            return None
+        results, key = seen.find(eqn.primitive, operands, params)
+        if results is None:
+            results = copied_from(eqn, operands, line)
+            if results is not None:
+                seen.note(key, params, results)
+        return results
 
     def bind(eqn, operands):
         results = uniform.folded(eqn, operands)
@@ -258,22 +279,24 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool) -> lis
             taken = branches[int(np.clip(operands[0], 0, len(branches) - 1))]
             return keep_types(_run(taken, operands[1:], rewrites, everywhere), eqn.outvars)
         params = _unsharded(_simplify_inner(eqn, rewrites, everywhere))
-        key = _key(eqn, operands, params)
-        if key is not None and key in seen:
-            return seen[key]
-        results = bind_again(eqn, operands, params)
-        if key is not None:
-            seen[key] = results
+        if eqn.effects:
+            return bind_again(eqn, operands, params)
+        results, key = seen.find(eqn.primitive, operands, params)
+        if results is None:
+            results = bind_again(eqn, operands, params)
+            seen.note(key, params, results)
         return results
 
-    return _evaluate(closed.jaxpr, closed.consts, args, bind, constant)
+    return _evaluate(closed.jaxpr, closed.consts, args, (copy, bind), constant)
 
 
-def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, constant, caller=None) -> list:
+def _evaluate(jaxpr: jex.Jaxpr, consts, args, ways, constant, caller=None) -> list:
     """Binds each equation. constant: a constant of a function -> the value that its equations get.
 
-    One without a user line, inside a library's function, carries the line of the call.
+    `ways`: a quick way for some equations, and one for all. An equation without a user line, inside a library's function,
+    carries the line of the call.
     """
+    copy, bind = ways
     env = dict(zip(jaxpr.constvars, map(constant, consts))) | dict(zip(jaxpr.invars, args))
 
     def read(atom):
@@ -284,10 +307,12 @@ def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, constant, caller=None) -> li
         inner = called_jaxpr(eqn)
         line = eqn if caller is None or user_line(eqn) else caller
         if inner is not None:
-            results = _evaluate(inner.jaxpr, inner.consts, operands, bind, constant, line)
+            results = _evaluate(inner.jaxpr, inner.consts, operands, ways, constant, line)
         else:
-            with source_of(line):
-                results = bind(eqn, operands)
+            results = copy(eqn, operands, line)
+            if results is None:
+                with source_of(line):
+                    results = bind(eqn, operands)
         env.update(zip(eqn.outvars, results))
     return [read(var) for var in jaxpr.outvars]
 
@@ -330,26 +355,41 @@ def keep_types(results, atoms) -> list:
     return typed
 
 
-def _key(eqn, operands, params):
-    """Hashable identity of a computation without effects, or None."""
-    if eqn.effects:
-        return None
+class _Seen:
+    """Computations without effects, and their results.
 
-    def of(x):
-        if isinstance(x, (np.ndarray, np.generic)):
-            return (x.dtype.str, x.shape, x.tobytes()) if x.size <= 16 else id(x)
-        return id(x)
+    Few have the primitive and the operands of another: parameters are looked at for those alone.
+    """
 
+    def __init__(self) -> None:
+        self._results: dict[tuple, list[tuple[dict, list]]] = {}
+
+    def find(self, primitive, operands, params: dict) -> tuple[list | None, tuple]:
+        """(the results of an equal computation, or None; a key for `note`)."""
+        key = (primitive, *map(_identity, operands))
+        for earlier, results in self._results.get(key, ()):
+            if _are_equal(params, earlier):
+                return results, key
+        return None, key
+
+    def note(self, key: tuple, params: dict, results: list) -> None:
+        self._results.setdefault(key, []).append((params, results))
+
+
+def _identity(x):
+    """Equal for equal values: small constants by their content."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return (x.dtype.str, x.shape, x.tobytes()) if x.size <= 16 else id(x)
+    return id(x)
+
+
+def _are_equal(params: dict, others: dict) -> bool:
+    """Whether parameters are equal, and such that this can be told."""
     try:
-        key = (
-            eqn.primitive,
-            tuple(map(of, operands)),
-            tuple(sorted(params.items(), key=lambda kv: kv[0])),
-        )
-        hash(key)
-        return key
+        hash((*params.values(), *others.values()))
     except TypeError:
-        return None
+        return False
+    return params == others
 
 
 def drop_dead(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

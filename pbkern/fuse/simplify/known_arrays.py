@@ -41,6 +41,10 @@ class KnownArrays:
         if np.size(constant) <= MOST_ELEMENTS and not isinstance(constant, jax.core.Tracer):
             self._notes.note("array", value, np.asarray(constant))
 
+    def changes(self, operands) -> bool:
+        """Whether numbers of an operand, an array, are known."""
+        return self._notes.know_any(operands)
+
     def note(self, eqn, operands, results) -> None:
         """Notes results that are views of a known array."""
         view = VIEWS.get(eqn.primitive.name)

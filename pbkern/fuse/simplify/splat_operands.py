@@ -24,6 +24,8 @@ FOLDING = {*FOLDED, "convert_element_type", "select_n"}
 ABSORBING = {"and": False, "or": True}
 # Comparisons of an unsigned number with 0 -> their result. Remainders of unsigned numbers have them.
 OF_UNSIGNED = {"lt": False, "ge": True}
+# Arithmetic that one operand does not decide.
+PLAIN_ARITHMETIC = FOLDED - ABSORBING.keys() - OF_UNSIGNED.keys()
 
 
 def _decided_by_one(eqn, operands, scalars) -> np.bool_ | None:
@@ -49,6 +51,15 @@ class Splat:
         self.rewrites = rewrites
         self._folding = FOLDING & rewrites.keys()
         self._notes = Notes()
+
+    def changes(self, eqn, operands) -> bool:
+        """Whether the equation's result may be a splat, or its operands scalars; False is sure and quick."""
+        if self._notes.know_any(operands):
+            return True
+        literals = sum(isinstance(x, (np.ndarray, np.generic)) for x in operands)
+        return literals > 0 and (
+            literals == len(operands) or eqn.primitive.name not in PLAIN_ARITHMETIC
+        )
 
     def scalar(self, x) -> np.ndarray | np.generic | None:
         """The scalar that x holds everywhere, if known."""

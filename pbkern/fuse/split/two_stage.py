@@ -16,11 +16,11 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs.evaluation import Notes
-from pbkern.core.jaxprs.walks import atoms
+from pbkern.core.jaxprs.walks import atoms, types_at_any_depth
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import Pass
-from pbkern.fuse.access.rules import is_long
+from pbkern.fuse.access.rules import is_long, is_long_type
 from pbkern.fuse.access.windows_contractions import reducer_params
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.options import FuseOptions
@@ -38,7 +38,8 @@ class SplitReductions(SplitLimits):
 
     def __call__(self, closed: jex.ClosedJaxpr, options: FuseOptions) -> jex.ClosedJaxpr:
         machine = options.machine
-        if any(map(is_long, closed.jaxpr.eqns)):
+        types = types_at_any_depth(closed.jaxpr)
+        if any(map(is_long_type, types)) and any(map(is_long, closed.jaxpr.eqns)):
             return closed
         reductions = ReductionStages(closed.jaxpr, machine, self)
         tests = (

@@ -155,7 +155,7 @@ def _once(
     searches = _current.get()
     if searches is None:
         return look()
-    key = (*what, chunks_are_allowed(), *searches.kinds.group(eqns, outputs))
+    key = what, chunks_are_allowed(), searches.kinds.group(eqns, outputs)
     if key not in searches.results:
         try:
             result = look()

@@ -6,6 +6,7 @@ import math
 
 from jax.extend import core as jex
 
+from pbkern._jax import cached_by_jaxpr_alone
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.dsl.kernel import Kernel
@@ -30,6 +31,7 @@ def program_ns(kernel: Kernel) -> float:
     return max(cycles / CYCLES_PER_NS, moved / BYTES_PER_NS) + 10.0
 
 
+@cached_by_jaxpr_alone
 def _cycles(jaxpr: jex.Jaxpr) -> float:
     total = 0.0
     for eqn in jaxpr.eqns:
