@@ -383,13 +383,13 @@ def _identity(x):
     return id(x)
 
 
-def _are_equal(params: dict, others: dict) -> bool:
+def _are_equal(params: dict, earlier: dict) -> bool:
     """Whether parameters are equal, and such that this can be told."""
     try:
-        hash((*params.values(), *others.values()))
+        hash((*params.values(), *earlier.values()))
     except TypeError:
         return False
-    return params == others
+    return params == earlier
 
 
 def drop_dead(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
