@@ -11,6 +11,7 @@ import sys
 import mpmath as mp
 import numpy as np
 
+from pbkern.lower.math.erf import ERF_ROOT_MIDDLE
 from pbkern.targets.cpu.math.lookup_values import LOG_GRID, PIECES
 
 mp.mp.dps = 40
@@ -118,6 +119,10 @@ def erf_p(z):
 
 def erfcx(x):
     return mp.exp(x * x) * mp.erfc(x)
+
+
+def erfc_root(x):
+    return mp.root(mp.erfc(x), 4)
 
 
 def erfcx_t(t):
@@ -252,8 +257,17 @@ FITS = {
     "atan": (odd(mp.atan, -mp.mpf(1) / 3), 0, T8, lambda z: z, 4, 10),
     "asin": (odd(mp.asin, mp.mpf(1) / 6), 0, 0.25, lambda z: z, 4, 12),
     "sinh": (odd(mp.sinh, mp.mpf(1) / 6), 0, 1, lambda z: z, 3, 6),
-    "erf": (erf_p, 0, 1, lambda z: 1, 6, 11),
-    "erf_tail": (lambda x: mp.log(mp.erfc(x), 2), 1, 4, mp.erfc, 6, None),
+    "erf_f32": (erf_p, 0, mp.mpf("0.99") ** 2, lambda z: 1, 5, None),
+    "erf_f64": (erf_p, 0, 1, lambda z: 1, None, 11),
+    # the weight is that of an error of the fourth power; the least one keeps the root at 4 below 2**-6.25
+    "erf_root": (
+        lambda t: erfc_root(t + ERF_ROOT_MIDDLE),
+        mp.mpf("0.99") - ERF_ROOT_MIDDLE,
+        4 - ERF_ROOT_MIDDLE,
+        lambda t: max(4 * erfc_root(t + ERF_ROOT_MIDDLE) ** 3, mp.mpf(2) ** -14),
+        7,
+        None,
+    ),
     "erfcx": (erfcx_t, -1, 0.8645, lambda t: 1, None, 24),  # erfc(x) > 0 up to x = 27.3
     "erfcx_short": (erfcx_t, -1, 0.672, lambda t: 1, 10, None),  # up to x = 10.1
     "erf_inv": (lambda v: erfinv_w(v + 2.5), -2.5, 2.5, lambda w: 1, 9, None),
@@ -355,28 +369,32 @@ def first_piece(f, high, degree, slope, is_linear):
     return 0, [0, 1, *c], worst
 
 
-def pieces(name, f, degree, slope=None, count=16):
-    """Rows of `count` numbers of a function's table: points, then coefficients, constants first. And the largest error.
+# Floats of a table of AVX-512. Source: its registers.
+AVX512_ENTRIES = 16
+
+
+def pieces(name, f, degree, slope=None):
+    """Rows of AVX512_ENTRIES numbers of a function's table: points, then coefficients, constants first. And the largest error.
 
     `slope`: at 0, where the function is odd.
     """
     p = PIECES[name]
-    start, end = (bits(p.offset + p.scale * x) >> p.shift for x in (0, p.last))
+    start, end = (bits(p.offset + x) >> p.shift for x in (0, p.last))
     edges = [
         0,
-        *((from_bits(k << p.shift) - p.offset) / p.scale for k in range(start + 1, end + 1)),
+        *(from_bits(k << p.shift) - p.offset for k in range(start + 1, end + 1)),
         mp.mpf(p.last),
     ]
-    columns, errors = [[0] * (degree + 2)] * count, []
+    columns, errors = [[0] * (degree + 2)] * AVX512_ENTRIES, []
     for k, (low, high) in enumerate(itertools.pairwise(edges)):
         point, c, worst = (
             first_piece(f, high, degree, slope, p.is_linear)
             if slope and not k
             else piece(f, low, high, degree)
         )
-        columns[(start + k) % count] = [point, *c]
+        columns[(start + k) % AVX512_ENTRIES] = [point, *c]
         errors.append(worst)
-    assert len(errors) <= count
+    assert len(errors) <= AVX512_ENTRIES
     return zip(*columns), max(errors)
 
 
@@ -406,7 +424,6 @@ def _log_point(low, high):
 
 TABLES = {
     "erf": lambda: pieces("erf", mp.erf, 5, 2 / mp.sqrt(mp.pi)),
-    "erf_of_4": lambda: pieces("erf_of_4", mp.erf, 8, 2 / mp.sqrt(mp.pi), 4),
     "tanh": lambda: pieces("tanh", mp.tanh, 5, 1),
     "erfcx": lambda: pieces("erfcx", erfcx, 5),
     "log": log_pieces,

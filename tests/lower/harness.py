@@ -14,7 +14,7 @@ from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.operation import lines
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Text
-from pbkern.targets.cpu.math.table import AVX2, AVX512, X86
+from pbkern.targets.cpu.math.table import AVX512, X86
 from pbkern.targets.mlir import bindings
 
 found = bindings()
@@ -48,12 +48,11 @@ def loop_text(
     out_dtype,
     lanes: int,
     *,
-    avx2: bool = False,
     avx512: bool = False,
     approx: bool = False,
 ) -> str:
     """A function that applies `expression(builder, *values)` to n elements, n a multiple of the lanes."""
-    text = Text(approx=approx, contract=True, math=AVX512 if avx512 else AVX2 if avx2 else X86)
+    text = Text(approx=approx, contract=True, math=AVX512 if avx512 else X86)
     body, b = text.top, text.builder(text.top, lanes)
     kinds = [f"memref<1073741824x{mlir_type(storage_el(d))}>" for d in (*in_dtypes, out_dtype)]
     names = [f"%a{i}" for i in range(len(in_dtypes))] + ["%out"]

@@ -241,7 +241,7 @@ _ROWS = (
     _inexact("asinh", meanings.in_float64(np.arcsinh), 30.0, (2, 2)),
     _inexact("acosh", meanings.in_float64(np.arccosh), 30.0, (2.5, 2.5)),
     _inexact("atanh", meanings.in_float64(np.arctanh), 30.0, (2.25, 2.25)),
-    _inexact("erf", meanings.erf, 16.0, (1.25, 2.5)),
+    _inexact("erf", meanings.erf, 16.0, (1.75, 2.5)),
     _inexact("erfc", meanings.erfc, 30.0, (4.5, 5), (8e-06, 1e-10)),
     _inexact("erf_inv", meanings.erf_inv, 30.0, (3.25, 5)),
     _inexact("lgamma", meanings.lgamma, 30.0, (4.5, 4.5)),

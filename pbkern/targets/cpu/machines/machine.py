@@ -76,7 +76,7 @@ class CpuMachine(Machine):
         NEON_REGISTERS.
       shift_cycles, crossing_accesses, gathers_by_lanes: see Vectors.
       followed_row_bytes: see CoreKind.
-      avx2: has AVX2, whose instructions targets/cpu/math/avx2.py asks for by name.
+      avx2: has AVX2.
       avx512: has AVX-512F and AVX512-DQ, whose instructions targets/cpu/math/avx512.py asks for by
         name.
       bf16_pairs: multiplies pairs of bfloat16 (AVX512-BF16, with the shorter vectors of AVX512-VL)

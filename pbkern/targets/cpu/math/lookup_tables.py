@@ -1,7 +1,7 @@
-"""Functions in f32 by tables (lookup_values.py) that are one register each, or half of one, through registers.in_registers.
+"""Functions in f32 by tables (lookup_values.py) that are one register each, through registers.in_registers.
 
-One lookup takes the place of the constant of a polynomial, and sixteen short polynomials, with AVX2 four, that of a
-long one with its cases. On Zen 4 lookups, additions and shifts have pipes beside those of
+One lookup takes the place of the constant of a polynomial, and sixteen short polynomials that of a long one with
+its cases. On Zen 4 lookups, additions and shifts have pipes beside those of
 multiply-adds.
 """
 
@@ -12,16 +12,12 @@ import math
 from pbkern.lower.math.horner import fit
 from pbkern.lower.mlir.ops import Builder, Ssa
 
-from . import avx2
 from .avx512 import exponent, lookup, mantissa, scale, within
 from .lookup_values import LN2_HIGH, PIECES, TABLES
 
-# Floats of a table of AVX-512. Source: its registers.
-AVX512_ENTRIES = 16
-
 
 def _index(b: Builder, x: Ssa, shift: int) -> Ssa:
-    """Bits of x >= 0 above the lowest `shift`; `lookup` takes four of them, that of AVX2 two."""
+    """Bits of x >= 0 above the lowest `shift`; `lookup` takes four of them."""
     return b.shr(b.bitcast(x, "i32"), b.c(shift, "i32"))
 
 
@@ -31,14 +27,12 @@ def by_pieces(b: Builder, a: Ssa, name: str) -> Ssa:
     Points are where f is nearly a float, so that c0 has no error to speak of. NaN stays NaN.
     """
     pieces, (points, *rows) = PIECES[name], TABLES[name]
-    look = lookup if len(points) == AVX512_ENTRIES else avx2.lookup
-    offset = b.c(pieces.offset, a.el)
-    shifted = b.add(a, offset) if pieces.scale == 1 else b.fma(a, b.c(pieces.scale, a.el), offset)
+    shifted = b.add(a, b.c(pieces.offset, a.el))
     index = _index(b, shifted, pieces.shift)
-    t = b.sub(a, look(b, points, index))
-    first, y = look(b, rows[0], index), look(b, rows[-1], index)
+    t = b.sub(a, lookup(b, points, index))
+    first, y = lookup(b, rows[0], index), lookup(b, rows[-1], index)
     for row in rows[-2:0:-1]:
-        y = b.fma(y, t, look(b, row, index))
+        y = b.fma(y, t, lookup(b, row, index))
     if pieces.is_linear:
         first = b.select(b.cmp("lt", shifted, b.c(pieces.second, a.el)), a, first)
     return b.fma(y, t, first)

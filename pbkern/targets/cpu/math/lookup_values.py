@@ -1,4 +1,4 @@
-"""Functions in f32 by tables of one register each, of AVX-512, or half of one, of AVX2 (lookup_tables.py).
+"""Functions in f32 by tables of one register each, of AVX-512 (lookup_tables.py).
 
 Printed by tests/lower/fit.py.
 
@@ -14,9 +14,9 @@ import numpy as np
 
 
 class Pieces(NamedTuple):
-    """Pieces of a function of x >= 0: scale x + offset has the next bits above the lowest `shift`, in a float.
+    """Pieces of a function of x >= 0: x + offset has the next bits above the lowest `shift`, in a float.
 
-    Pieces of one length follow each other until scale x + offset reaches the next power of two, from
+    Pieces of one length follow each other until x + offset reaches the next power of two, from
     where on they are twice as long. From `last` on erf and tanh are 1, rounded, and erfc is 0.
     `is_linear`: the first piece's polynomial is that of f(x) - x, for slopes that are far from any float.
     """
@@ -25,19 +25,16 @@ class Pieces(NamedTuple):
     shift: int
     last: float
     is_linear: bool = False
-    scale: float = 1.0
 
     @property
     def second(self) -> float:
-        """The beginning of the second piece, as scale x + offset."""
+        """The beginning of the second piece, as x + offset."""
         first = np.float32(self.offset).view(np.int32) >> self.shift
         return float(np.int32((first + 1) << self.shift).view(np.float32))
 
 
-# Those for halves of AVX2's registers end in `_of_4`.
 PIECES = {
     "erf": Pieces(1.375, 20, 4.0, is_linear=True),
-    "erf_of_4": Pieces(1.5, 22, 3.99, is_linear=True, scale=0.84375),
     "tanh": Pieces(0.625, 21, 9.25),
     "erfcx": Pieces(0.75, 21, 10.1),
 }
@@ -176,19 +173,6 @@ TABLES: dict[str, tuple[tuple[float, ...], ...]] = {
             0.0266085277,
             -0.0106504275,
         ),
-    ),
-    # 26.2 bits
-    "erf_of_4": (
-        (1.18509567, 2.37044549, 3.4760046, 0),
-        (0.90625757, 0.999198616, 0.999999116, 0),
-        (0.27701887, 0.00409417306, 6.38063616e-06, 0.128379166),
-        (-0.32829493, -0.00970470681, -2.21858833e-05, 2.44567867e-07),
-        (0.167035469, 0.0139652954, 4.94290502e-05, -0.376135461),
-        (0.0104838986, -0.0133228824, -7.83459346e-05, 0.000128922786),
-        (-0.0550916593, 0.00850771366, 9.2119781e-05, 0.111929142),
-        (0.0187251087, -0.00312988888, -8.73310529e-05, 0.00353725318),
-        (0.00681800364, -0.000152131884, 7.48621085e-05, -0.0347112085),
-        (-0.00522575177, 0.000647486621, -4.08219791e-05, 0.00953195578),
     ),
     # 24.4 bits
     "tanh": (

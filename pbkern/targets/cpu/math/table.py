@@ -1,4 +1,4 @@
-"""The CPU's MathTable: which functions have a version for AVX-512, which one for AVX2."""
+"""The CPU's MathTable: which functions have a version for AVX-512 or AVX2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pbkern.lower.math.erf import erfc_by_parts
 from pbkern.lower.mlir.math_table import SharedMath
 from pbkern.lower.mlir.ops import Builder, Ssa
 
-from . import avx2, avx512
+from . import avx512
 from .exponentials import exp2_by_table, exp_by_table
 from .lookup_tables import by_pieces, log1p_by_table, log_by_table, odd_by_pieces
 from .registers import in_general_register, in_registers
@@ -34,11 +34,8 @@ OF_F32: dict[str, Function] = {
 }
 OF_F64 = {name: OF_F32[name] for name in ("exp", "exp2")}
 
-# With four pieces tanh would need polynomials of a higher degree than erf: it stays a quotient.
-OF_AVX2: dict[str, Function] = {
-    "erf": _whole(partial(odd_by_pieces, name="erf_of_4"), avx2.AVX2_BITS)
-}
-
+# No function has a table for AVX2: its lookups of one operation find four floats, and take a pipe of multiply-adds.
+OF_AVX2: dict[str, Function] = {}
 
 # Whichever vectors there are: it is one element.
 OF_F32["loaded_f16"] = OF_AVX2["loaded_f16"] = in_general_register
