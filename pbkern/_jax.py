@@ -187,6 +187,7 @@ def context_of_place(eqn) -> str:
     return ", ".join([*parts, f"called from {caller}"] if caller else parts)
 
 
+@functools.lru_cache(maxsize=4096)
 def _caller(traceback) -> str | None:
     """`file:line (function)` of the user's frame that called the innermost one of the user's, within what was traced."""
     if traceback is None:

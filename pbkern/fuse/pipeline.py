@@ -17,7 +17,7 @@ from pbkern.core.jaxprs.shardings import without_shardings
 from pbkern.core.ops.ordered_values import ordered_values
 from pbkern.core.ops.shared_products import shared_products
 from pbkern.core.passes import Pass, passed_over, run_passes
-from pbkern.core.process import fallback
+from pbkern.core.process import fallback, gc_pause
 from pbkern.core.process.context_values import during
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.text.identifiers import identifier, unused
@@ -51,7 +51,7 @@ from pbkern.fuse.emit.plan import (
     xla_segment,
 )
 from pbkern.fuse.emit.written_kernels.fuse_neighbours import FuseNeighbours
-from pbkern.fuse.graph import Node
+from pbkern.fuse.graph import Node, Partition
 from pbkern.fuse.indexing.gather_hoisting import HoistGathers
 from pbkern.fuse.indexing.gather_to_select import GathersToSelects
 from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
@@ -316,8 +316,13 @@ def plan(
         result = Plan(
             name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes
         )
-        result.explained = lambda: explain(name, parts, result, wanted)
+        result.explained = lambda: _explanation(name, parts, result, wanted)
     return result
+
+
+def _explanation(name: str, parts: Partition, result: Plan, options: FuseOptions) -> Explanation:
+    with gc_pause.paused():
+        return explain(name, parts, result, options)
 
 
 def argument_names(given: jex.Jaxpr, simple: jex.Jaxpr) -> dict[jex.Var, str]:

@@ -470,7 +470,7 @@ def _name(eqn) -> str:
     return eqn.primitive.name if kernel is None else f"kernel `{kernel.name}`"
 
 
-def report(name: str, node: Node, options: FuseOptions) -> KernelReport:
+def report(name: str, node: Node, options: FuseOptions, launches: int | None = 1) -> KernelReport:
     schedule = node.own_schedule
     cost = dataclasses.replace(schedule.cost, seconds=node.seconds)
     finish = _ops(node.finish) if node.finish else ()
@@ -485,6 +485,7 @@ def report(name: str, node: Node, options: FuseOptions) -> KernelReport:
         _ops(node),
         cost,
         finish,
+        launches=launches,
         steps=wave.steps if wave else schedule.loop.steps if schedule.loop else 1,
         chunk_columns=online.online.chunk_columns if online else 0,
         leaves_out_hidden=online is not None and leaves_out_hidden(online),
@@ -520,16 +521,14 @@ def explain(name: str, parts: Partition, plan, options: FuseOptions) -> Explanat
         for name, count in program.launch_counts().items()
     }
     kernels = tuple(
-        dataclasses.replace(
-            report(group.kernel, group, options), launches=launches.get(group.kernel, 1)
-        )
+        report(group.kernel, group, options, launches.get(group.kernel, 1))
         for group in reversed(parts.groups())
     )
     kernels_of = _EquationPlaces(parts)
     edges = (
-        dataclasses.replace(
-            edge, superseded=not edge.fused and kernels_of.are_shared(edge.producer)
-        )
+        dataclasses.replace(edge, superseded=True)
+        if not edge.fused and kernels_of.are_shared(edge.producer)
+        else edge
         for edge in parts.edges
     )
     temporaries = sum(map(_temporary_bytes, plan.programs()))
