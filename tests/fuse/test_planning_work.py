@@ -358,13 +358,14 @@ def test_sums_over_a_long_group_are_over_its_new_equations(monkeypatch):
     placed = [(output, tuple(map(whole, output.aval.shape)))]
     begun: list[bool] = []
     seen: list[bool] = []
-    totals = kernel_costs._totals_of_one_program
+    begin = kernel_costs._begun
 
     def noted(priced):
-        begun.append(priced.behind is not None)
-        return totals(priced)
+        totals, front = begin(priced)
+        begun.append(len(front) < len(priced.steps))
+        return totals, front
 
-    monkeypatch.setattr(kernel_costs, "_totals_of_one_program", noted)
+    monkeypatch.setattr(kernel_costs, "_begun", noted)
     with blocks.steps_memoised():
         requests = blocks.request(jaxpr.eqns[-1:], placed)
         for k in range(len(jaxpr.eqns) - 2, -1, -1):

@@ -103,7 +103,7 @@ class Plan:
 
     def leave(self, program: HostProgram) -> None:
         """Leaves the operations of one of the programs to XLA."""
-        _ = self.explanation
+        _ = self.explanation  # made while the program is still one of the plan's
         self.segments = tuple(
             xla_segment(list(segment.run), set(segment.makes))
             if segment.body is program

@@ -235,7 +235,7 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool) -> lis
     known = KnownArrays(uniform)
 
     def copy(eqn, operands, line):
-        """Results of `bind` for an equation that no rule concerns, as most in most passes; None for others."""
+        """Results of `bind_with_rules` for an equation that no rule concerns, as most in most passes; None for others."""
         name = eqn.primitive.name
         if (
             name in rewrites
@@ -255,7 +255,14 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool) -> lis
                 seen.note(key, params, results)
         return results
 
-    def bind(eqn, operands):
+    def bind(eqn, operands, line):
+        results = copy(eqn, operands, line)
+        if results is None:
+            with source_of(line):
+                results = bind_with_rules(eqn, operands)
+        return results
+
+    def bind_with_rules(eqn, operands):
         results = uniform.folded(eqn, operands)
         if results is None:
             operands = known.as_arrays(eqn, uniform.as_scalars(eqn, operands))
@@ -287,16 +294,15 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool) -> lis
             seen.note(key, params, results)
         return results
 
-    return _evaluate(closed.jaxpr, closed.consts, args, (copy, bind), constant)
+    return _evaluate(closed.jaxpr, closed.consts, args, bind, constant)
 
 
-def _evaluate(jaxpr: jex.Jaxpr, consts, args, ways, constant, caller=None) -> list:
+def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, constant, caller=None) -> list:
     """Binds each equation. constant: a constant of a function -> the value that its equations get.
 
-    `ways`: a quick way for some equations, and one for all. An equation without a user line, inside a library's function,
-    carries the line of the call.
+    bind: (equation, operands, equation whose line the results carry) -> results. An equation without a user line, inside a
+    library's function, carries the line of the call.
     """
-    copy, bind = ways
     env = dict(zip(jaxpr.constvars, map(constant, consts))) | dict(zip(jaxpr.invars, args))
 
     def read(atom):
@@ -307,12 +313,9 @@ def _evaluate(jaxpr: jex.Jaxpr, consts, args, ways, constant, caller=None) -> li
         inner = called_jaxpr(eqn)
         line = eqn if caller is None or user_line(eqn) else caller
         if inner is not None:
-            results = _evaluate(inner.jaxpr, inner.consts, operands, ways, constant, line)
+            results = _evaluate(inner.jaxpr, inner.consts, operands, bind, constant, line)
         else:
-            results = copy(eqn, operands, line)
-            if results is None:
-                with source_of(line):
-                    results = bind(eqn, operands)
+            results = bind(eqn, operands, line)
         env.update(zip(eqn.outvars, results))
     return [read(var) for var in jaxpr.outvars]
 

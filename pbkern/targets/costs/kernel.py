@@ -65,13 +65,9 @@ def kernel_terms(
     if is_new and _repeats_heavy_values(requests.steps, programs, machine, costs):
         return None
     priced = PricedSteps.of(requests, outputs, costs)
-    if programs == 1 and not parts and not repeated_steps:
-        totals = _totals_of_one_program(priced)
-    else:
-        known = _totals(priced, programs, machine, costs, parts, repeated_steps, stores_parts)
-        if known is None:
-            return None
-        totals = known
+    totals = _totals(priced, programs, machine, costs, parts, repeated_steps, stores_parts)
+    if totals is None:
+        return None
     streams = totals.streams
     traffic = _traffic(requests, outputs, grid, machine, priced.tables)
     blocks = traffic.blocks - int(
@@ -193,10 +189,16 @@ def _totals(
     repeated_steps: Collection[int],
     stores_parts: bool,
 ) -> _Totals | None:
-    """Sums over all steps; None where programs repeat heavy values too often."""
-    totals = _Totals()
-    streams_parts = not stores_parts and any(price.streams for _, price in priced.steps)
-    for step, price in reversed(_computed(priced.steps)):
+    """Sums over all steps; None where programs repeat heavy values too often.
+
+    Those of one program that takes no parts are remembered: groups of small arrays grow to thousands of equations, one by one.
+    """
+    is_remembered = programs == 1 and not parts and not repeated_steps
+    if is_remembered and priced.totals is not None:
+        return priced.totals
+    totals, steps = _begun(priced) if is_remembered else (_Totals(), priced.steps)
+    streams_parts = bool(parts) and not stores_parts and any(price.streams for _, price in steps)
+    for step, price in reversed(_computed(steps)):
         share = priced.shares.get(id(step), 1.0)
         seconds = price.seconds * share * (1 + (id(step.eqn) in repeated_steps))
         factor = price.part * programs * share
@@ -210,28 +212,19 @@ def _totals(
             # Chunks between products that stream their operands stay in registers.
             is_held = streams_parts and part < 1
             totals.add_stored(0 if is_held else price.block_bytes, int(price.block_bytes * part))
+    if is_remembered:
+        priced.totals, priced.behind = totals, None
     return totals
 
 
-def _totals_of_one_program(priced: PricedSteps) -> _Totals:
-    """Sums over all steps of a kernel of one program. Steps in front of others are added to the sums over those.
-
-    Groups of small arrays grow to thousands of equations, one by one.
-    """
-    if priced.totals is not None:
-        return priced.totals
-    totals, steps = _Totals(), priced.steps
+def _begun(priced: PricedSteps) -> tuple[_Totals, list[tuple[Step, Price]]]:
+    """(sums over the last steps of one program, the steps in front of these)."""
     if priced.behind is not None:
         before, front = priced.behind
-        if _computed(steps[:front]) == steps[:front]:  # the others' comparisons are as before
-            totals, steps = replace(before), steps[:front]
-    for step, price in reversed(_computed(steps)):
-        share = priced.shares.get(id(step), 1.0)
-        totals.add_work(price, price.seconds * share, price.part * share, price.operations * share)
-        if not priced.stored.isdisjoint(step.eqn.outvars):
-            totals.add_stored(price.block_bytes, price.block_bytes)
-    priced.totals, priced.behind = totals, None
-    return totals
+        steps = priced.steps[:front]
+        if _computed(steps) == steps:  # the comparisons behind them are as before
+            return replace(before), steps
+    return _Totals(), priced.steps
 
 
 def _scratch_trips(
