@@ -420,7 +420,7 @@ def test_what_is_expanded_is_what_it_was():
 
         def __init__(self, name):
             self.primitive, self.invars = (
-                type("P", (), {"name": name}),
+                type("P", (), {"name": name, "impl": None}),
                 [type("V", (), {"aval": jax.typeof(X)})],
             )
 
