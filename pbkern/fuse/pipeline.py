@@ -61,6 +61,7 @@ from pbkern.fuse.indexing.slices_of_cases import read_cases
 from pbkern.fuse.indexing.static_updates import UpdatesToSelects
 from pbkern.fuse.indexing.transpose_motion import move_transposes
 from pbkern.fuse.indexing.transposed_operands import fold_transposes
+from pbkern.fuse.loops.associative_trees import TreesToScans
 from pbkern.fuse.loops.batched_while import loops_as_one
 from pbkern.fuse.loops.constants_of_bodies import hoist_constants_of_bodies
 from pbkern.fuse.loops.dead_carries import drop_dead_carries
@@ -112,6 +113,12 @@ FUSE_PASSES = (
         _of_jaxpr(without_shardings),
         "plans are for one device; JAX refuses types with other meshes than those of later passes",
         required=True,
+    ),
+    Pass(
+        "trees to scans",
+        TreesToScans(),
+        "an associative scan reads its operands once",
+        when=lambda options: options.fast and options.platform == "cpu",
     ),
     Pass(
         "keys as words", _of_jaxpr(keys_as_words), "no later pass meets typed keys", required=True
