@@ -11,18 +11,19 @@ elements along an axis is
     even    = concatenate(x[0:1], f(odd[:-1], x[2::2]))
     result  = pad(even) + pad(odd)                     interleaved
 
-Each of x, odd and result is a tuple of arrays where f combines tuples. The level of two or three elements calls f on one
-element: its equations are those of the loop's body. All calls must be equal but for the length along the axis.
-Where the caller reads some arrays of the tuple only, equations that nothing reads are gone at every level.
-A recursion of which something else reads an intermediate value stays: the reverse derivative does so.
+Each of x, odd and result is a tuple of arrays where f combines tuples. All calls of f must be equal but for the length along
+the axis; the loop's body calls it on one element. Where the caller reads some arrays of the tuple only, equations that
+nothing reads are gone at every level. A recursion of which something else reads an intermediate value stays: the reverse
+derivative does so.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
@@ -95,24 +96,23 @@ class _Leaf:
 
 @dataclass(frozen=True, eq=False)
 class _Combination:
-    """A call of the combining function.
+    """A combining function, by one of its calls.
 
     Attributes:
-      left, right: per leaf its operands, None where it reads none.
-      outputs: per leaf its results, None where they are dead.
-      eqns: the equations between them; consts: values that they read beside the operands.
-      length: of operands and results along the axis.
+      left, right: per leaf its operands, None where it reads none; outputs: its results.
+      eqns: the equations between them; params: theirs for one element along the axis.
+      consts: values that they read beside the operands.
     """
 
     left: tuple
     right: tuple
     outputs: tuple
     eqns: tuple
+    params: tuple[dict, ...]
     consts: tuple
-    length: int
 
     def __call__(self, left: Sequence, right: Sequence, values: dict) -> list:
-        """The live results. values: of the constants."""
+        """The results for one element along the axis. values: of the constants."""
         env = dict(zip((*self.left, *self.right), (*left, *right)))
 
         def read(atom):
@@ -120,10 +120,11 @@ class _Combination:
                 return atom.val
             return env[atom] if atom in env else values[atom]
 
-        for eqn in self.eqns:
+        for eqn, params in zip(self.eqns, self.params):
             with source_context(eqn):
-                env.update(zip(eqn.outvars, bind_again(eqn, [read(var) for var in eqn.invars])))
-        return [None if output is None else read(output) for output in self.outputs]
+                operands = [read(var) for var in eqn.invars]
+                env.update(zip(eqn.outvars, bind_again(eqn, operands, params)))
+        return [read(output) for output in self.outputs]
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,31 +143,44 @@ class _Recursion:
     combination: _Combination
 
     def as_scan(self, values: dict) -> list:
-        """Results of the loop. values: of the operands and of the combination's constants."""
-        axis, operands = self.axis, [values[x] for x in self.operands]
-        carried = [output is not None for output in self.combination.outputs]
+        """Results of the loop. values: of the operands and of the combination's constants.
 
-        def combine(carry, elements):
-            number, *last = carry
-            last, one = iter(last), [jnp.expand_dims(x, axis) for x in elements]
-            before = [jnp.expand_dims(next(last), axis) if used else None for used in carried]
-            after = self.combination(before, one, values)
-            # Nothing comes before the first element: what f makes of zeros there is not used.
-            new = [
-                None if y is None else jnp.where(number == 0, x, jnp.squeeze(y, axis))
-                for x, y in zip(elements, after)
-            ]
-            stacked = [y for y, result in zip(new, self.results) if result is not None]
-            return (number + 1, *(y for y in new if y is not None)), tuple(stacked)
+        The loop combines the elements of a chunk, and each result with what comes before the chunk. With chunks of about
+        sqrt(n) elements, rounding errors of sums grow with twice that number; in one chain they would grow with n.
+        """
+        axis = self.axis
+        along = tuple(jnp.moveaxis(values[x], axis, 0) for x in self.operands)
+        chunk = 1 << round(math.log2(len(along[0])) / 2)
 
-        along = [jnp.moveaxis(x, axis, 0) for x in operands]
-        zeros = [jnp.zeros(x.shape[1:], x.dtype) for x, used in zip(along, carried) if used]
-        init = (jnp.int32(0), *zeros)
-        _, stacked = lax.scan(combine, init, tuple(along), reverse=self.is_reversed)
+        def f(before, after):
+            combined = self.combination(*(_with_axis(xs, axis) for xs in (before, after)), values)
+            return [jnp.squeeze(x, axis) for x in combined]
+
+        # What f makes of the zeros before the first element, and before the first chunk, is not used.
+        def step(carry, element):
+            number, before, within, last = carry
+            begins = number % chunk == 0
+            before = _either(begins, last, before)
+            within = _either(begins, element, f(within, element))
+            result = _either(number < chunk, within, f(before, within))
+            read = [x for x, var in zip(result, self.results) if var is not None]
+            return (number + 1, before, within, result), read
+
+        zeros = [jnp.zeros(x.shape[1:], x.dtype) for x in along]
+        _, stacked = lax.scan(
+            step, (jnp.int32(0), zeros, zeros, zeros), along, reverse=self.is_reversed
+        )
         ys = iter(stacked)
-        return [
-            None if result is None else jnp.moveaxis(next(ys), 0, axis) for result in self.results
-        ]
+        return [None if var is None else jnp.moveaxis(next(ys), 0, axis) for var in self.results]
+
+
+def _with_axis(xs: Sequence, axis: int) -> list:
+    return [jnp.expand_dims(x, axis) for x in xs]
+
+
+def _either(is_first: jax.Array, firsts: Sequence, seconds: Sequence) -> list:
+    """`firsts` where a scalar is true, else `seconds`."""
+    return [jnp.where(is_first, x, y) for x, y in zip(firsts, seconds)]
 
 
 @dataclass
@@ -292,20 +306,23 @@ class _Reader:
     def __init__(self, graph: _Graph, axis: int) -> None:
         self.graph, self.axis = graph, axis
         self.eqns: dict = {}  # id -> equation of the recursion
+        # id of an equation of the outermost call -> parameters of its equal in a shorter one
+        self.equals: dict = {}
 
     def recursion(self, leaf: _Leaf) -> tuple[_Recursion, list]:
         levels = [self.level([leaf])]
         while (n := self.reduced_size(levels[-1])) > 1:
             below = [None if each.odd is None else self.leaf_of(each.odd, n) for each in levels[-1]]
             levels.append(self.level(below))
-        results = [[leaf.x for leaf in level] for level in levels[1:]]
-        results.append([leaf.odd for leaf in levels[-1]])
-        calls = [self.call(level, outputs) for level, outputs in zip(levels, results)]
-        for level, outputs in zip(levels, results):
-            self.check(calls[0], level, outputs)
+        outputs = [[leaf.x for leaf in level] for level in levels[1:]]
+        outputs.append([leaf.odd for leaf in levels[-1]])
+        f = self.call(levels[0], outputs[0])
+        for level, reduced in zip(levels, outputs):
+            self.check(f, level, reduced)
         self.refuse_other_readers(levels[0])
-        if not _is_elementwise(self.axis, calls[0]):
+        if not _is_elementwise(self.axis, f):
             raise _Differs
+        f = replace(f, params=tuple(map(self.params_of_one, f.eqns)))
         operands, interleaved = zip(*((each.x, each.result) for each in levels[0]))
         reverses = [self.graph.producer(x, "rev") for x in operands]
         turned = [None if var is None else self.reversed_result(var) for var in interleaved]
@@ -314,7 +331,7 @@ class _Reader:
         )
         if is_reversed:
             operands, interleaved = tuple(eqn.invars[0] for eqn in reverses), tuple(turned)
-        recursion = _Recursion(self.axis, is_reversed, operands, interleaved, calls[-1])
+        recursion = _Recursion(self.axis, is_reversed, operands, interleaved, f)
         return recursion, list(self.eqns.values())
 
     def is_reverse(self, eqn) -> bool:
@@ -419,14 +436,24 @@ class _Reader:
         left = [self.slice_of(leaf.x, (0, n - 1, 2)) for leaf in level]
         right = [self.slice_of(leaf.x, (1, n, 2)) for leaf in level]
         given = {var for var in (*left, *right) if var is not None}
-        live = [var for var in outputs if var is not None]
-        eqns = leading_to(self.graph.jaxpr.eqns, [var for var in live if var not in given], given)
-        computed = given.union(var for eqn in eqns for var in eqn.outvars)
+        computed = [var for var in outputs if var not in given]
+        eqns = tuple(leading_to(self.graph.jaxpr.eqns, computed, given))
+        known = given.union(var for eqn in eqns for var in eqn.outvars)
         reads = {var: None for eqn in eqns for var in eqn.invars if isinstance(var, jex.Var)}
-        consts = tuple(var for var in reads if var not in computed)
-        if not computed.issuperset(live):
+        consts = tuple(var for var in reads if var not in known)
+        if not known.issuperset(outputs):
             raise _Differs
-        return _Combination(tuple(left), tuple(right), tuple(outputs), tuple(eqns), consts, n // 2)
+        params = tuple(eqn.params for eqn in eqns)
+        return _Combination(tuple(left), tuple(right), tuple(outputs), eqns, params, consts)
+
+    def params_of_one(self, eqn) -> dict:
+        """An equation's parameters for one element along the axis: sizes that are another in another call become 1."""
+        return {
+            name: tuple(1 if x != y else x for x, y in zip(param, self.equals[id(eqn)][name]))
+            if isinstance(param, tuple)
+            else param
+            for name, param in eqn.params.items()
+        }
 
     def slice_of(self, x, part: tuple):
         """The slice of an operand that f reads; None where it reads none."""
@@ -438,14 +465,14 @@ class _Reader:
 
     def check(self, f: _Combination, level: Sequence[_Leaf], outputs: Sequence) -> None:
         """Refuses a level whose calls of f differ from f. outputs: results of the call on its pairs."""
-        n = self.size(level[0].x)
+        n, top = self.size(level[0].x), self.size(f.outputs[0])
         firsts = {var: (level[k].x, (0, n - 1, 2)) for k, var in enumerate(f.left)}
         seconds = {var: (level[k].x, (1, n, 2)) for k, var in enumerate(f.right)}
-        _Match(self, f, n // 2, firsts | seconds).all(f.outputs, outputs)
+        _Match(self, f, (n // 2, top), firsts | seconds).all(f.outputs, outputs)
         firsts = {var: (level[k].odd, (0, (n - 1) // 2, 1)) for k, var in enumerate(f.left)}
         seconds = {var: (level[k].x, (2, n, 2)) for k, var in enumerate(f.right)}
         evens = [leaf.even for leaf in level]
-        _Match(self, f, (n - 1) // 2, firsts | seconds).all(f.outputs, evens)
+        _Match(self, f, ((n - 1) // 2, top), firsts | seconds).all(f.outputs, evens)
 
     def refuse_other_readers(self, top: Sequence[_Leaf]) -> None:
         """Refuses a recursion of which something else reads intermediate values."""
@@ -466,10 +493,11 @@ class _Match:
 
     Attributes:
       operands: parameter of f -> the array, and the part of it along the axis that the call reads.
+      lengths: of this call and of f along the axis.
     """
 
-    def __init__(self, reader: _Reader, f: _Combination, length: int, operands: dict) -> None:
-        self.reader, self.f, self.length = reader, f, length
+    def __init__(self, reader: _Reader, f: _Combination, lengths: tuple, operands: dict) -> None:
+        self.reader, self.lengths = reader, lengths
         self.operands = {var: source for var, source in operands.items() if var is not None}
         self.producers = {var: eqn for eqn in f.eqns for var in eqn.outvars}
         self.equal: dict = {}
@@ -517,24 +545,23 @@ class _Match:
             or len(eqn.invars) != len(expected.invars)
             or len(eqn.outvars) != 1
             or not all(
-                _equal_but_length(eqn.params[name], param, self.length, self.f.length)
+                _equal_but_length(eqn.params[name], param, self.lengths)
                 for name, param in expected.params.items()
             )
         ):
             raise _Differs
         self.reader.note(eqn)
+        if eqn is not expected:
+            self.reader.equals[id(expected)] = eqn.params
         self.all(expected.invars, eqn.invars)
 
 
-def _equal_but_length(param, expected, length: int, expected_length: int) -> bool:
-    """Whether parameters are equal, or tuples of sizes of which some are the two lengths."""
-    if param == expected:
-        return True
-    return (
-        isinstance(param, tuple)
-        and isinstance(expected, tuple)
-        and len(param) == len(expected)
-        and all(x == y or (x, y) == (length, expected_length) for x, y in zip(param, expected))
+def _equal_but_length(param, expected, lengths: tuple[int, int]) -> bool:
+    """Whether parameters are equal, or tuples of sizes that are these two lengths where they differ."""
+    if not isinstance(param, tuple) or not isinstance(expected, tuple):
+        return param == expected
+    return len(param) == len(expected) and all(
+        x == y or (x, y) == lengths for x, y in zip(param, expected)
     )
 
 
