@@ -157,9 +157,13 @@ class Visits:
         while waiting:
             expr, where = waiting.pop()
             key = key_of(expr, where)
-            if key in known and read is not None:
-                read.add(key)
-            if key in visits or key in known:
+            if key in known:
+                if read is not None and key not in read:
+                    read.add(key)
+                    vector = self.sched.along  # the step makes the next one's as well
+                    waiting.append((expr, {**where, vector: where.get(vector, 0) + self.step}))
+                continue
+            if key in visits:
                 continue
             visits[key] = expr, where
             places = (
