@@ -167,7 +167,13 @@ def user_stack_level() -> int:
 
 
 def _place_of(info) -> UserLine | None:
-    frame = source_info_util.user_frame(info.traceback)
+    return _innermost_place(info.traceback)
+
+
+# Equations of one line, and of a loop's turns, share their traceback.
+@functools.lru_cache(maxsize=4096)
+def _innermost_place(traceback) -> UserLine | None:
+    frame = source_info_util.user_frame(traceback)
     return frame and UserLine(
         frame.file_name, frame.start_line, frame.start_column, frame.function_name
     )

@@ -100,6 +100,14 @@ def obstacle(jaxpr: jex.ClosedJaxpr) -> str:
     return "it has effects" if jaxpr.effects else ""
 
 
+def reason_against(jaxpr: jex.ClosedJaxpr) -> str:
+    """Why a store that is in use does not keep a function's plan; "" where it does, and without a store.
+
+    A call with a store has asked before: only then is the function's content known already.
+    """
+    return "" if disk_cache.current() is None else obstacle(jaxpr)
+
+
 @_jax.cached_by_jaxpr_alone
 def _axes_of_surroundings(closed: jex.ClosedJaxpr) -> frozenset[str]:
     """Names of axes along which equations communicate, without those that an equation around them defines.

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 
 import jax.numpy as jnp
 import pytest
@@ -54,4 +55,31 @@ def test_several_threads_pause_it_until_the_last_is_done():
     assert not gc.isenabled()
     leave.set()
     thread.join()
+    assert gc.isenabled()
+
+
+def test_what_lives_on_is_old_afterwards():
+    class Cycle:
+        def __init__(self):
+            self.itself = self
+
+    with gc_pause.paused():
+        lives_on, cycle = [[]], weakref.ref(Cycle())
+    assert any(thing is lives_on for thing in gc.get_objects(generation=2))
+    assert cycle() is None
+
+
+def test_a_finalizer_may_pause_it():
+    class Pauses:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            with gc_pause.paused():
+                ends.append(gc.isenabled())
+
+    ends: list[bool] = []
+    with gc_pause.paused():
+        Pauses()
+    assert ends == [False]
     assert gc.isenabled()

@@ -306,6 +306,15 @@ def test_functions_that_call_python_are_not_stored(store):
     assert "anew" not in str(pbkern.jit(norm).explain(X))
 
 
+def test_without_a_store_reports_look_at_no_contents(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(plan_store, "content", looked_at.append)
+    with config.override(cache=False):
+        report = pbkern.jit(calls_python).explain(X)
+    assert not looked_at
+    assert "anew" not in str(report)
+
+
 def test_functions_in_kernels_that_check_are_not_stored(store):
     @pbkern.kernel(out_shape=jax.ShapeDtypeStruct(X.shape, "float32"))
     def doubled(x, o):

@@ -13,7 +13,7 @@ from unittest import mock
 
 from pbkern import config
 from pbkern.targets import mlir
-from pbkern.targets.cpu.machines.detect import detected_machine
+from pbkern.targets.cpu.machines.detect import detected_machine, present
 from pbkern.targets.cpu.machines.machine import CpuMachine
 from pbkern.targets.host.processor import cpu_flags, cpuinfo, may_use_tiles
 
@@ -76,8 +76,9 @@ _real_object_code = mlir.object_code
 
 
 def _object_code(module, *arguments) -> bytes:
-    """LLVM selects instructions of tiles though the processor at hand has none."""
-    names = ", ".join(f'"+{feature}"' for feature in FEATURES)
+    """LLVM selects instructions of tiles, beside the processor's own, though the processor at hand has none."""
+    features = present(cpu_flags(cpuinfo())).union(FEATURES)
+    names = ", ".join(f'"+{feature}"' for feature in sorted(features))
     with mlir.context():
         features = mlir.bindings().ir.Attribute.parse(f"#llvm.target_features<[{names}]>")
         for function in module.body.operations:

@@ -1,6 +1,8 @@
 """Stencils that keep in registers what neighbouring points share (targets/cpu/schedule/sliding_windows.py, stage_inlining.py),
 against float64."""
 
+import textwrap
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,11 @@ from hypothesis import strategies as st
 
 import pbkern
 from pbkern import config
+from pbkern.lower.build_options import BuildOptions
+from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.parse import parse
+from pbkern.targets.cpu.schedule.nest_schedule import CPU_DIALECT, NestSchedule
+from pbkern.targets.cpu.schedule.sliding_windows import Visits
 
 
 def five_points(a):
@@ -180,6 +187,21 @@ def test_interleaved_colours(shape, dtype):
     np.testing.assert_allclose(
         got, want, rtol=0, atol={"float32": 1e-4, "bfloat16": 0.6, "int32": 0}[dtype]
     )
+
+
+def test_steps_hand_on_what_the_next_one_reads_and_nothing_that_it_is_made_of():
+    """Sums over windows of products: a sum of two rows is handed on, and the products are not."""
+    text = """
+    %a0: float32[64,1024]
+    %a1: float32[32,1000]
+    nest [d0<32, d1<1000]
+      v0 = mul(%a0[d0, d1], %a0[d0, d1])
+      v1 = add(v0, (v0 at d0 + 1))
+      %a1[d0, d1] = add(v1, (v1 at d1 + 1))"""
+    (nest,) = parse(textwrap.dedent(text).strip(), NestContext(BuildOptions()), CPU_DIALECT)[0]
+    schedule = NestSchedule(lanes=16, vector="d1", jam={"d0": 4}, order=("d0",))
+    carried = Visits(nest, schedule, 1).carried.values()
+    assert [expr.info.primitive for expr, _ in carried] == ["add"] * 4
 
 
 def test_stages_share_a_loop():

@@ -9,6 +9,7 @@ import pbkern
 from pbkern.api.pipeline import kernel_program
 from pbkern.targets.cpu.codegen.compile import compile_program
 from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.machines.detect import detected_machine
 from pbkern.targets.cpu.machines.machine import WIDE_VECTORS, Vectors
 from tests.lowered import TABLE, lowered
 
@@ -26,6 +27,45 @@ def test_streamed_result(shape, dtype, vectors):
         )
         (got,) = compiled(x)
     np.testing.assert_array_equal(got, x * 2 + 1)
+
+
+def by_slices(x):
+    return x[:, 1:-1] * 2 + x[:, :-2]
+
+
+def blurred(x):
+    rows = x[:-2] + x[1:-1] * 2 + x[2:]
+    return rows[:, :-2] - rows[:, 1:-1] * 2 + rows[:, 2:]
+
+
+def two_results(x):
+    return x[:, 1:] + x[:, :-1], x[:, 1:] - x[:, :-1]
+
+
+@pytest.mark.skipif(detected_machine().vector_bits < 512, reason="needs AVX-512")
+@pytest.mark.parametrize("shape", [(6, 1100), (9, 1541), (13, 2000), (5, 642), (11, 200)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.float64, jnp.bfloat16])
+@pytest.mark.parametrize("f", [by_slices, blurred, two_results])
+def test_lines_of_rows_that_begin_anywhere(f, shape, dtype):
+    with jax.enable_x64(True):
+        x = np.asarray(np.random.default_rng(1).integers(-9, 9, shape), dtype)
+        (kernel,) = pbkern.jit(f).kernels(jnp.asarray(x))
+        compiled = compile_program(
+            kernel_program(kernel), options_of=lambda k: LowerOptions(stream_bytes=0, avx512=True)
+        )
+        got, want = compiled(x), f(x.astype(np.float64))
+    for result, expected in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
+        np.testing.assert_array_equal(result.astype(np.float64), expected)
+
+
+def test_only_whole_lines_of_such_rows_go_past_the_caches():
+    rows = TABLE.l3_bytes // 2 // 8192
+    wide = jax.ShapeDtypeStruct((rows, 2046), jnp.float32)
+    stored = text(by_slices, wide)
+    assert "vpermi2var.ps" in stored
+    assert "nontemporal" in stored
+    short = text(by_slices, jax.ShapeDtypeStruct((rows * 64, 38), jnp.float32))
+    assert "nontemporal" not in short
 
 
 def text(f, *args) -> str:

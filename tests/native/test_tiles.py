@@ -9,6 +9,7 @@ from jax import lax
 import pbkern
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Store
+from pbkern.targets.cpu.schedule.register_tiles import along_results
 from pbkern.targets.cpu.schedule.register_tiles.choice import choose
 
 F32 = np.dtype(np.float32)
@@ -43,6 +44,25 @@ def test_tiles_along_the_reduction_have_points_on_both_sides():
     assert schedule.vector == "x"
     assert schedule.jam.get("w") == 3
     assert schedule.jam.get("c", 1) > 1
+
+
+def test_products_of_equal_sizes_are_searched_once():
+    def product(m: str, n: str, k: str) -> Nest:
+        pool, at = Pool(), {d: Affine.symbol(d) for d in (m, n, k)}
+        left, right, out = (Buf(name, (37, 37), F32) for name in ("left", "right", "out"))
+        args = (
+            pool.load(F32, left, (at[m], at[k]), False),
+            pool.load(F32, right, (at[k], at[n]), False),
+        )
+        store = Store(out, (at[m], at[n]), pool.accumulator(F32, 0), inner=False)
+        return Nest({m: 37, n: 37, k: 37}, (k,), (Reduction("dot", args, F32),), (store,))
+
+    first = choose(product("i", "j", "k"))
+    searched = along_results._best_tile.cache_info().misses
+    second = choose(product("x", "y", "z"))
+    assert along_results._best_tile.cache_info().misses == searched
+    assert (first.vector, first.jam) == ("j", {"i": second.jam["x"]})
+    assert (second.vector, second.unroll) == ("y", first.unroll)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

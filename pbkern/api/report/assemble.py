@@ -42,7 +42,7 @@ def report_of(
         written.explained(build.fused.explanation, build.fused.jaxpr, target.name, native),
         verbose=verbose,
         top=top,
-        planned_anew=plan_store.obstacle(params["jaxpr"]),
+        planned_anew=plan_store.reason_against(params["jaxpr"]),
         machine_note=machine.note,
     )
     reported = {kernel.name for kernel in explanation.kernels}

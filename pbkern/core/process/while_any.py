@@ -13,7 +13,8 @@ class WhileAny:
 
     def __init__(self, change: Callable[[], Any], restore: Callable[[Any], None]):
         self._change, self._restore = change, restore
-        self._lock, self._inside, self._before = threading.Lock(), 0, None
+        # A finalizer that runs in `restore` may need the setting as well.
+        self._lock, self._inside, self._before = threading.RLock(), 0, None
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:

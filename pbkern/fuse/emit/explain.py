@@ -196,7 +196,7 @@ class Explanation:
       written: hand-written kernels (api/report/written.py adds them).
       verbose: whether the text has all kernels, refusals and fusions, and operations that were refused at first and fused
         later.
-      planned_anew: why the plan is not kept on disk; "" where it is.
+      planned_anew: why the plan is not kept on disk; "" where it is, and where there is no store.
       temporaries: bytes of arrays between kernels.
       timeline: the order in which kernels and XLA's operations run.
       top: most kernels, and most refusals, in the text: those that take or would save most.
@@ -524,7 +524,7 @@ def explain(name: str, parts: Partition, plan, options: FuseOptions) -> Explanat
         report(group.kernel, group, options, launches.get(group.kernel, 1))
         for group in reversed(parts.groups())
     )
-    kernels_of = _EquationPlaces(parts)
+    kernels_of = _EquationPlaces(parts, (edge for edge in parts.edges if not edge.fused))
     edges = (
         dataclasses.replace(edge, superseded=True)
         if not edge.fused and kernels_of.are_shared(edge.producer)
@@ -548,18 +548,19 @@ def _temporary_bytes(program: HostProgram) -> int:
 
 
 class _EquationPlaces:
-    """Which nodes of a partition compute an equation, and which read a value."""
+    """Which nodes of a partition compute the producers of these edges, and which read their results."""
 
-    def __init__(self, parts: Partition):
+    def __init__(self, parts: Partition, edges: Iterable[Edge]):
+        producers = {id(edge.producer): edge.producer for edge in edges}
+        results = {var for producer in producers.values() for var in producer.outvars}
         self.makers: dict[int, set[int]] = {}
         self.readers: dict[jex.Var, set[int]] = {}
         for number, node in enumerate(parts.nodes):
             for eqn in (*node.eqns, *(node.finish.eqns if node.finish else ())):
-                if (
-                    node.kind != "control"
-                ):  # loops have refusals of their own: of several steps in one kernel
+                # Loops have refusals of their own: of several steps in one kernel.
+                if id(eqn) in producers and node.kind != "control":
                     self.makers.setdefault(id(eqn), set()).add(number)
-                for value in atoms(eqn):
+                for value in results.intersection(atoms(eqn)):
                     self.readers.setdefault(value, set()).add(number)
 
     def are_shared(self, producer: jex.JaxprEqn) -> bool:

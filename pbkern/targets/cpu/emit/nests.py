@@ -44,6 +44,7 @@ from .reductions.accumulators import Reducer
 from .reductions.halves import takes_halves
 from .reductions.horizontal import HorizontalReductions
 from .stores import Stores
+from .streamed_rows import StreamedRows, may_stream, streamed_rows
 from .tile_products import TileProducts, is_tile_product
 
 # Lines of one nest: a tile that needs more shrinks to one vector.
@@ -168,7 +169,35 @@ class CpuNestEmitter:
         else:
             known: dict[tuple, Ssa] = {}
             for chunk in chunks(walk.nest, walk.sched):
-                known = self._chunk(walk, block, points, chunk, known)
+                lines = self._lines(walk, block, points, chunk)
+                if lines is None:
+                    known = self._chunk(walk, block, points, chunk, known)
+                    continue
+                # The first step has no vector before it.
+                start = chunk.low + chunk.vectors * walk.sched.lanes
+                self.stores.lines = lines
+                known = self._chunk(walk, block, points, chunk._replace(high=start), known)
+                known = self._chunk(walk, block, points, chunk._replace(low=start), known)
+                self.stores.lines = None
+                lines.finish(block, chunk.high)
+
+    def _lines(
+        self, walk: NestWalk, block: Block, points: list[Point], chunk: Chunk
+    ) -> StreamedRows | None:
+        """Rows of large results that a chunk writes line by line, wherever they begin; None if there are none."""
+        if not self.stores.puts_lines_together or self.promoted.buffers is not None:
+            return None
+        stores = [
+            store
+            for store in walk.nest.stores
+            if store.buf.root in self.stores.streamed
+            and may_stream(store, chunk, walk)
+            and not self.stores.fills_lines(
+                walk, store, walk.sched.lanes, {walk.sched.along: chunk.low}
+            )
+        ]
+        places = self.stores.places
+        return streamed_rows(walk, places, block, stores, points, chunk.low) if stores else None
 
     def _chunk(
         self,
@@ -191,8 +220,11 @@ class CpuNestEmitter:
         carried = Visits(walk.nest, walk.sched, chunk.vectors).carried if walk.moves else {}
         walk.first = chunk.low if chunk.is_one_step(walk.sched) else None
         keys = list(carried) if walk.first is None else [key for key in carried if key in known]
+        lines = self.stores.lines
 
         def fill(inner: Block, handed: list[Ssa]) -> list[Ssa]:
+            if lines is not None:
+                lines.take(handed[len(keys) :])
             inner.memo |= {memo_key(key, lanes): value for key, value in zip(keys, handed)}
             self._reduce(walk, inner, tile, tail)
             after = (
@@ -203,14 +235,19 @@ class CpuNestEmitter:
                 if tail is None
                 else []
             )
-            return [self.expressions.value(walk, inner, expr, place, None) for expr, place in after]
+            values = [
+                self.expressions.value(walk, inner, expr, place, None) for expr, place in after
+            ]
+            return values + (lines.handed if lines is not None else [])
 
         start = self._made_before(
             walk, block, chunk.low, {key: carried[key] for key in keys}, known
         )
-        return dict(
-            zip(carried, self.text.loop(block, vector, chunk.low, chunk.high, step, fill, start))
-        )
+        start += lines.handed if lines is not None else []
+        results = self.text.loop(block, vector, chunk.low, chunk.high, step, fill, start)
+        if lines is not None:
+            lines.take(results[len(carried) :])
+        return dict(zip(carried, results))
 
     def _made_before(
         self, walk: NestWalk, block: Block, low: int, carried: dict, known: dict[tuple, Ssa]

@@ -16,6 +16,7 @@ from .expressions import ExpressionValues
 from .interleave_chains import interleave_points
 from .interleaved_rows import InterleavedRows
 from .promoted_loops import PromotedLoops
+from .streamed_rows import StreamedRows, store_past_caches
 
 # Bits of the vectors from which on stores are masked by registers of their own. On Zen 3 a masked
 # store of AVX takes tens of operations (Agner Fog's tables: VMASKMOVPS to memory). Measured on Zen 4: 3.4 ns of eight
@@ -34,7 +35,9 @@ class Stores:
 
     Attributes:
       streamed: buffers that are too large for the caches, and are written past them.
+      puts_lines_together: whether the processor makes lines of two vectors of a row that begins anywhere (AVX-512).
       streams: whether some store went past the caches.
+      lines: rows of the current steps whose lines are put together; None: there are none.
     """
 
     def __init__(
@@ -48,7 +51,9 @@ class Stores:
         self.text, self.places, self.promoted = places.text, places, promoted
         self.expressions, self.rows, self.vectors = expressions, rows, vectors
         self.streamed: frozenset[Buf] = frozenset()
+        self.puts_lines_together = False
         self.streams = False
+        self.lines: StreamedRows | None = None
 
     def store_points(
         self,
@@ -208,6 +213,10 @@ class Stores:
         coefficient: int,
         point: Point,
     ) -> None:
+        if self.lines is not None and live is None and self.lines.holds(store, point):
+            self.streams = True
+            self.lines.write(block, store, value, point)
+            return
         _, address = self.places.address(block, store.buf, store.index, point)
         for position, extent in zip(store.index, store.buf.shape) if store.guard else ():
             if position.coefficient(walk.sched.along):
@@ -219,15 +228,9 @@ class Stores:
         memref_type, name = memref(store.buf), store.buf.root.name
         if coefficient == 1:
             past = store.buf.root in self.streamed and live is None
-            if past and self._fills_lines(walk, store, value.lanes, point):
+            if past and self.fills_lines(walk, store, value.lanes, point):
                 self.streams = True
-                alignment = value.lanes * store.buf.root.dtype.itemsize
-                block.add(
-                    "vector.store",
-                    (value.name, name, address),
-                    f"{memref_type}, {value.type}",
-                    f" %s, %s[%s] {{alignment = {alignment} : i64, nontemporal = true}}",
-                )
+                store_past_caches(block, value, store.buf, address)
             else:
                 self._store_near(block, value, (name, address), memref_type, live)
         else:
@@ -254,7 +257,7 @@ class Stores:
             lambda inner: self.text.store_vector(inner, value, place, kind, live),
         )
 
-    def _fills_lines(self, walk: NestWalk, store: Store, lanes: int, point: Point) -> bool:
+    def fills_lines(self, walk: NestWalk, store: Store, lanes: int, point: Point) -> bool:
         """Whether a vector is a cache line, or a part of one that its neighbours fill, at its boundary wherever loops are."""
         size = store.buf.root.dtype.itemsize
         per_line = LINE_BYTES // (lanes * size)

@@ -70,3 +70,14 @@ def lookup(b: Builder, table: np.ndarray | Sequence[float], x: Ssa) -> Ssa:
         name=b.emit("llvm.call_intrinsic", (values, index.name), types, f' "{name}"(%s, %s)'),
         el=el,
     )
+
+
+def lanes_of_two(b: Builder, first: Ssa, second: Ssa, lanes: Ssa) -> Ssa:
+    """Lanes of two registers, numbered one after the other, by a register of integers as wide."""
+    kind = {"f32": "ps", "f64": "pd", "i32": "d", "i64": "q"}[first.el]
+    name = f"llvm.x86.avx512.vpermi2var.{kind}.512"
+    types = f"({first.type}, {lanes.type}, {second.type}) -> {first.type}"
+    operands = first.name, lanes.name, second.name
+    return first._replace(
+        name=b.emit("llvm.call_intrinsic", operands, types, f' "{name}"(%s, %s, %s)')
+    )

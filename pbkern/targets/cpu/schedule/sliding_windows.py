@@ -95,7 +95,10 @@ class Visits:
 
     @cached_property
     def carried(self) -> dict[tuple, tuple[Expr, Point]]:
-        """Operands of moved values that the step before has made."""
+        """Operands of moved values that the step before has made, and that this one reads.
+
+        What others of them are made of is not read again.
+        """
         vector = self.sched.along
         visits: dict[tuple, tuple[Expr, Point]] = {}
         for expr, point in self.visited.values():
@@ -106,7 +109,9 @@ class Visits:
                 ahead = {**place, vector: place.get(vector, 0) + self.step}
                 if vector in arg.symbols and key_of(arg, ahead) in self.visited:
                     visits[key_of(arg, place)] = arg, place
-        return visits
+        read: set[tuple] = set()
+        self._visit(visits, read)
+        return {key: value for key, value in visits.items() if key in read}
 
     def cycles(self, core: Vectors, memory: float = 0.0) -> float:
         """Estimate for a vector of results: arithmetic goes on while caches and, for `memory` cycles, memory are accessed."""
@@ -145,13 +150,20 @@ class Visits:
         every = sum(COST[name] for name in names) - both + 2 * shifts
         return max(every / OPERATIONS, sums - both + shifts, products)
 
-    def _visit(self, known: dict) -> dict[tuple, tuple[Expr, Point]]:
+    def _visit(self, known: dict, read: set[tuple] | None = None) -> dict:
+        """Values that a step needs beside `known` ones; the keys of those that it reads go to `read`."""
         visits: dict[tuple, tuple[Expr, Point]] = {}
         waiting = [(root, point) for point in self.points for root in self.nest.expressions()]
         while waiting:
             expr, where = waiting.pop()
             key = key_of(expr, where)
-            if key in visits or key in known:
+            if key in known:
+                if read is not None and key not in read:
+                    read.add(key)
+                    vector = self.sched.along  # the step makes the next one's as well
+                    waiting.append((expr, {**where, vector: where.get(vector, 0) + self.step}))
+                continue
+            if key in visits:
                 continue
             visits[key] = expr, where
             places = (

@@ -10,6 +10,7 @@ import functools
 import math
 from dataclasses import replace
 
+from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.nest.ir import Gather, Load, Nest
 from pbkern.targets.costs.caches import fit
@@ -100,19 +101,73 @@ def result_tile(
         unroll = min(most, vectors, room)
         return _jam_chains(nest, replace(sched, unroll=unroll), room // unroll)
     rows, apart = nest.dims[jam], rows_apart(nest, jam, sched.along)
-    stored_apart = stored_rows_apart(nest, jam)
-    fetched = FAR_ROW_CYCLES if has_far_rows and _has_far_rows(nest, sched.along) else 0
-    evicted = EVICTED_STORE_CYCLES / max(math.prod(nest.dims[rdim] for rdim in nest.rdims), 1)
-    streamed = [_streamed_cycles(nest, sched, core, width) for width in range(MOST_VECTORS + 1)]
+    steps = _Steps(
+        rows,
+        vectors,
+        room,
+        tuple(
+            sched.registers - _operand_registers(nest, sched, unroll)
+            for unroll in range(MOST_VECTORS + 1)
+        ),
+        tuple(_streamed_cycles(nest, sched, core, width) for width in range(MOST_VECTORS + 1)),
+        FAR_ROW_CYCLES if has_far_rows and _has_far_rows(nest, sched.along) else 0,
+        EVICTED_STORE_CYCLES / max(math.prod(nest.dims[rdim] for rdim in nest.rdims), 1),
+        apart,
+        stored_rows_apart(nest, jam),
+        core,
+    )
+    # Beside the quickest there are tiles that divide the nest, and need no second text for its edges.
+    j, unroll, cost = _best_tile(steps, fills, AS_QUICK if products <= SHORT_PRODUCT else 1.0)
+    sched = replace(sched, unroll=unroll, jam={jam: j} if j > 1 else {})
+    return _jam_second(nest, sched, jam, cost, room) if j == rows else sched
 
-    @functools.cache
-    def step(height: int, width: int) -> float:
-        is_evicted = not fit(height + 1, stored_apart, core)
+
+@dataclass(frozen=True)
+class _Steps:
+    """All of a nest that the time of its tiles depends on.
+
+    Attributes:
+      rows, vectors: of the nest.
+      room: registers that accumulators may fill.
+      registers: those that operands leave, by the vectors of a tile's row.
+      streamed: cycles of a step in which vectors come from the second cache, by their number.
+      fetched: cycles that a step waits for an element of a far row.
+      evicted: cycles of a step for each of the results whose lines leave the first cache.
+      apart, stored_apart: bytes between rows of the operand that lanes share, and of the results.
+      core: registers and the first cache.
+    """
+
+    rows: int
+    vectors: int
+    room: int
+    registers: tuple[int, ...]
+    streamed: tuple[float, ...]
+    fetched: float
+    evicted: float
+    apart: int
+    stored_apart: int
+    core: Vectors
+
+    def cycles(self, height: int, width: int) -> float:
+        """Cycles of one reduction step of a tile."""
+        is_evicted = not fit(height + 1, self.stored_apart, self.core)
+        step = step_cycles(height, width, fit(height, self.apart, self.core))
         return (
-            max(step_cycles(height, width, fit(height, apart, core)), streamed[width])
-            + height * fetched
-            + (height * width * evicted if is_evicted else 0)
+            max(step, self.streamed[width])
+            + height * self.fetched
+            + (height * width * self.evicted if is_evicted else 0)
         )
+
+
+# Products of equal layers ask for the same tile, each several times.
+@functools.lru_cache(maxsize=4096)
+def _best_tile(steps: _Steps, fills: bool, slower: float) -> tuple[int, int, float]:
+    """(rows, vectors, cycles of a reduction step of the whole nest) of the tile that is taken.
+
+    `fills`: see result_tile. `slower`: how much slower than the quickest a tile with less code may be.
+    """
+    rows, vectors = steps.rows, steps.vectors
+    step = functools.cache(steps.cycles)
 
     def cycles(j: int, unroll: int) -> float:
         return (
@@ -125,19 +180,11 @@ def result_tile(
         (j, unroll): cycles(j, unroll)
         for unroll in range(1, min(MOST_VECTORS, vectors) + 1)
         for j in range(
-            1,
-            min(
-                room // unroll,
-                (sched.registers - _operand_registers(nest, sched, unroll)) // unroll - 1,
-                rows,
-            )
-            + 1,
+            1, min(steps.room // unroll, steps.registers[unroll] // unroll - 1, rows) + 1
         )
     }
     quickest = min(tiles, key=lambda tile: tiles[tile])
-    # Beside the quickest there are tiles that divide the nest, and need no second text for its edges.
     enough = min(math.prod(quickest), FEWEST_PRODUCTS)
-    slower = AS_QUICK if products <= SHORT_PRODUCT else 1.0
     j, unroll = min(
         (
             tile
@@ -148,9 +195,7 @@ def result_tile(
         ),
         key=lambda tile: (_bodies(rows, tile[0]) * _bodies(vectors, tile[1]), tiles[tile]),
     )
-    cost = tiles[j, unroll]
-    sched = replace(sched, unroll=unroll, jam={jam: j} if j > 1 else {})
-    return _jam_second(nest, sched, jam, cost, room) if j == rows else sched
+    return j, unroll, tiles[j, unroll]
 
 
 def _streamed_cycles(nest: Nest, sched: NestSchedule, core: Vectors, width: int) -> float:
