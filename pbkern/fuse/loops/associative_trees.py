@@ -3,38 +3,27 @@
     associative_scan(f, x)       log2(n) levels of slices, f and interleaved halves, each an array of its own
     scan(f, x[0], x[1:])         one loop that reads x once and writes the result once
 
-JAX has no primitive for the function: it traces a recursion (jax/_src/lax/control_flow/loops.py, `_scan`). A level of n
-elements along an axis is
-
-    reduced = f(x[0:-1:2], x[1::2])                    n // 2 elements: the next level's x
-    odd     = the next level's result, or `reduced` where that has one element
-    even    = concatenate(x[0:1], f(odd[:-1], x[2::2]))
-    result  = pad(even) + pad(odd)                     interleaved
-
-Each of x, odd and result is a tuple of arrays where f combines tuples. All calls of f must be equal but for the length along
-the axis; the loop's body calls it on one element. Where the caller reads some arrays of the tuple only, equations that
-nothing reads are gone at every level. A recursion of which something else reads an intermediate value stays: the reverse
-derivative does so.
+recursion_reader.py finds recursions and what they combine with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import field
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern._jax import bind_again, source_context
 from pbkern.core.jaxprs.retracing import retrace
-from pbkern.core.jaxprs.walks import equations, inner_jaxprs, leading_to, primitive_names
+from pbkern.core.jaxprs.walks import equations, inner_jaxprs, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
-from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.passes import threshold
 from pbkern.fuse.options import FuseOptions
+
+from .recursion_reader import Recursion, recursions
 
 
 @dataclass(frozen=True)
@@ -61,25 +50,24 @@ class TreesToScans:
         if not options.machine.sizes.loop_elements or not _may_interleave(closed):
             return closed
         inlined = retrace(closed)
-        found = _Replacements(
+        replacements = _Replacements(
             {
                 result: recursion
                 for jaxpr in _all_jaxprs(inlined.jaxpr)
-                for recursion in _recursions(jaxpr)
+                for recursion in recursions(jaxpr, self.fewest_steps)
                 if self._pays(recursion, options.machine.sizes.loop_elements)
                 for result in recursion.results
                 if result is not None
             }
         )
-        return retrace(inlined, found.rewrite) if found.recursions else closed
+        return retrace(inlined, replacements.rewrite) if replacements.recursions else closed
 
-    def _pays(self, recursion: _Recursion, most_step_elements: int) -> bool:
+    def _pays(self, recursion: Recursion, most_step_elements: int) -> bool:
         shapes = [x.aval.shape for x in recursion.operands]
         widest = max(math.prod(shape[1:]) for shape in shapes)
         steps = shapes[0][0]
         return (
             recursion.axis == 0
-            and steps >= self.fewest_steps
             and self.fewest_step_elements <= widest <= most_step_elements
             and steps * widest <= self.most_elements
         )
@@ -97,112 +85,6 @@ def _all_jaxprs(jaxpr: jex.Jaxpr) -> Iterator[jex.Jaxpr]:
     for eqn in jaxpr.eqns:
         for inner in inner_jaxprs(eqn):
             yield from _all_jaxprs(inner.jaxpr)
-
-
-@dataclass(frozen=True, eq=False)
-class _Leaf:
-    """One of the arrays of a level.
-
-    Attributes:
-      x: the level's operand.
-      odd: the next level's result, and even: f(odd[:-1], x[2::2]); None where they are dead.
-      result: their elements in turn; eqns: the equations that interleave them. None and () where the result is dead.
-    """
-
-    x: jex.Var
-    odd: jex.Var | None = None
-    even: jex.Var | None = None
-    result: jex.Var | None = None
-    eqns: tuple = ()
-
-
-@dataclass(frozen=True, eq=False)
-class _Combination:
-    """A combining function, by one of its calls.
-
-    Attributes:
-      left, right: per leaf its operands, None where it reads none; outputs: its results.
-      eqns: the equations between them; params: theirs for one element along the axis.
-      consts: values that they read beside the operands.
-    """
-
-    left: tuple
-    right: tuple
-    outputs: tuple
-    eqns: tuple
-    params: tuple[dict, ...]
-    consts: tuple
-
-    def __call__(self, left: Sequence, right: Sequence, values: dict) -> list:
-        """The results for one element along the axis. values: of the constants."""
-        env = dict(zip((*self.left, *self.right), (*left, *right)))
-
-        def read(atom):
-            if isinstance(atom, jex.Literal):
-                return atom.val
-            return env[atom] if atom in env else values[atom]
-
-        for eqn, params in zip(self.eqns, self.params):
-            with source_context(eqn):
-                operands = [read(var) for var in eqn.invars]
-                env.update(zip(eqn.outvars, bind_again(eqn, operands, params)))
-        return [read(output) for output in self.outputs]
-
-
-@dataclass(frozen=True, eq=False)
-class _Recursion:
-    """A recursion that may become a loop.
-
-    Attributes:
-      axis: along which it combines; is_reversed: whether from the last element of the operands to the first.
-      operands: per leaf the array; results: the value of which the loop takes the place, None where it is dead.
-    """
-
-    axis: int
-    is_reversed: bool
-    operands: tuple
-    results: tuple
-    combination: _Combination
-
-    def as_scan(self, values: dict) -> list:
-        """Results of the loop. values: of the operands and of the combination's constants.
-
-        The loop combines the elements of a chunk, and each result with what comes before the chunk. With chunks of about
-        sqrt(n) elements, rounding errors of sums grow with twice that number; in one chain they would grow with n.
-        """
-        axis = self.axis
-        along = tuple(jnp.moveaxis(values[x], axis, 0) for x in self.operands)
-        chunk = 1 << round(math.log2(len(along[0])) / 2)
-
-        def f(before, after):
-            combined = self.combination(*(_with_axis(xs, axis) for xs in (before, after)), values)
-            return [jnp.squeeze(x, axis) for x in combined]
-
-        # What f makes of the zeros before the first element, and before the first chunk, is not used.
-        def step(carry, element):
-            number, before, within, last = carry
-            begins = number % chunk == 0
-            before = _either(begins, last, before)
-            within = _either(begins, element, f(within, element))
-            result = _either(number < chunk, within, f(before, within))
-            read = [x for x, var in zip(result, self.results) if var is not None]
-            return (number + 1, before, within, result), read
-
-        zeros = [jnp.zeros(x.shape[1:], x.dtype) for x in along]
-        _, stacked = lax.scan(
-            step, (jnp.int32(0), zeros, zeros, zeros), along, reverse=self.is_reversed
-        )
-        ys = iter(stacked)
-        return [None if var is None else jnp.moveaxis(next(ys), 0, axis) for var in self.results]
-
-
-def _with_axis(xs: Sequence, axis: int) -> list:
-    return [jnp.expand_dims(x, axis) for x in xs]
-
-
-def _either(is_first: jax.Array, firsts: Sequence, seconds: Sequence) -> list:
-    """`firsts` where a scalar is true, else `seconds`."""
-    return [jnp.where(is_first, x, y) for x, y in zip(firsts, seconds)]
 
 
 @dataclass
@@ -229,441 +111,47 @@ class _Replacements:
             return None
         result = eqn.outvars[0]
         if result not in self.pending:
-            results = zip(recursion.results, recursion.as_scan(self.values))
-            self.pending.update((var, made) for var, made in results if var is not None)
+            results = zip(recursion.results, _as_scan(recursion, self.values))
+            self.pending.update((var, value) for var, value in results if var is not None)
         return [self.pending.pop(result)]
 
 
-# Elements of the shortest recursion that is read: two levels of more than one element, whose calls tell the axis's sizes apart.
-FEWEST_ELEMENTS = 8
+def _as_scan(recursion: Recursion, values: dict) -> list:
+    """The results of a loop in a recursion's place. values: of its operands, and of what its combination reads beside them.
 
-
-# --- recognition ---------------------------------------------------------------------------
-
-
-def _recursions(jaxpr: jex.Jaxpr) -> Iterator[_Recursion]:
-    """The recursions of a jaxpr, outermost levels only."""
-    graph, inside = _Graph(jaxpr), set()
-    for eqn in reversed(jaxpr.eqns):
-        if id(eqn) in inside or (level := _interleaved(eqn, graph)) is None:
-            continue
-        axis, leaf = level
-        if leaf.x.aval.shape[axis] < FEWEST_ELEMENTS:
-            continue
-        try:
-            recursion, eqns = _Reader(graph, axis).recursion(leaf)
-        except _Differs:
-            continue
-        inside |= {id(inner) for inner in eqns}
-        yield recursion
-
-
-class _Differs(Exception):
-    """Equations are not what the recursion would be."""
-
-
-class _Graph:
-    """Who makes and who reads each value of a jaxpr."""
-
-    def __init__(self, jaxpr: jex.Jaxpr) -> None:
-        self.jaxpr = jaxpr
-        self.producers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-        self.readers: dict = {}
-        for eqn in jaxpr.eqns:
-            for var in eqn.invars:
-                if isinstance(var, jex.Var):
-                    self.readers.setdefault(var, []).append(eqn)
-        self.outputs = {var for var in jaxpr.outvars if isinstance(var, jex.Var)}
-
-    def producer(self, var, name: str):
-        """The equation of this name that makes a value, else None."""
-        eqn = None if isinstance(var, jex.Literal) else self.producers.get(var)
-        return eqn if eqn is not None and eqn.primitive.name == name else None
-
-
-def _interleaved(eqn, graph: _Graph) -> tuple[int, _Leaf] | None:
-    """The axis and the leaf whose result an equation makes."""
-    if eqn.primitive.name not in ("add", "or"):
-        return None
-    pads = [graph.producer(var, "pad") for var in eqn.invars]
-    if None in pads or any(not _is_zero(pad.invars[1]) for pad in pads):
-        return None
-    even, odd = (pad.params["padding_config"] for pad in pads)
-    axes = [axis for axis, (_, _, interior) in enumerate(even) if interior]
-    if len(axes) != 1:
-        return None
-    (axis,) = axes
-    n = eqn.outvars[0].aval.shape[axis]
-    plain = ((0, 0, 0),)
-    for config, ends in ((even, (0, 1 - n % 2, 1)), (odd, (1, n % 2, 1))):
-        if tuple(config) != plain * axis + (ends,) + plain * (len(config) - axis - 1):
-            return None
-    joined = graph.producer(pads[0].invars[0], "concatenate")
-    if joined is None or len(joined.invars) != 2 or joined.params["dimension"] != axis:
-        return None
-    first = graph.producer(joined.invars[0], "slice")
-    if first is None or _part(first, axis) != (0, 1, 1) or first.invars[0].aval.shape[axis] != n:
-        return None
-    eqns = (eqn, *pads, joined, first)
-    return axis, _Leaf(first.invars[0], pads[1].invars[0], joined.invars[1], eqn.outvars[0], eqns)
-
-
-def _is_zero(atom) -> bool:
-    return isinstance(atom, jex.Literal) and not atom.val
-
-
-def _part(eqn, axis: int) -> tuple[int, int, int] | None:
-    """Start, limit and stride of a slice along an axis; None where it leaves out others along another one."""
-    params, shape = eqn.params, eqn.invars[0].aval.shape
-    strides = params["strides"] or (1,) * len(shape)
-    for other, size in enumerate(shape):
-        whole = (params["start_indices"][other], params["limit_indices"][other], strides[other])
-        if other != axis and whole != (0, size, 1):
-            return None
-    return params["start_indices"][axis], params["limit_indices"][axis], strides[axis]
-
-
-class _Reader:
-    """Reads one recursion from its outermost level inwards."""
-
-    def __init__(self, graph: _Graph, axis: int) -> None:
-        self.graph, self.axis = graph, axis
-        self.eqns: dict = {}  # id -> equation of the recursion
-        # id of an equation of the outermost call -> parameters of its equal in a shorter one
-        self.equals: dict = {}
-
-    def recursion(self, leaf: _Leaf) -> tuple[_Recursion, list]:
-        levels = [self.level([leaf])]
-        while (n := self.reduced_size(levels[-1])) > 1:
-            below = [None if each.odd is None else self.leaf_of(each.odd, n) for each in levels[-1]]
-            levels.append(self.level(below))
-        outputs = [[leaf.x for leaf in level] for level in levels[1:]]
-        outputs.append([leaf.odd for leaf in levels[-1]])
-        f = self.call(levels[0], outputs[0])
-        for level, reduced in zip(levels, outputs):
-            self.check(f, level, reduced)
-        f = self.without_constants(f)
-        self.note(*f.eqns)
-        self.refuse_other_readers(levels[0])
-        if not _is_elementwise(self.axis, f):
-            raise _Differs
-        operands, interleaved = zip(*((each.x, each.result) for each in levels[0]))
-        reverses = [self.graph.producer(x, "rev") for x in operands]
-        turned = [None if var is None else self.reversed_result(var) for var in interleaved]
-        is_reversed = all(eqn is not None and self.is_reverse(eqn) for eqn in reverses) and all(
-            (var is None) == (result is None) for var, result in zip(interleaved, turned)
-        )
-        if is_reversed:
-            operands, interleaved = tuple(eqn.invars[0] for eqn in reverses), tuple(turned)
-        recursion = _Recursion(self.axis, is_reversed, operands, interleaved, f)
-        return recursion, list(self.eqns.values())
-
-    def is_reverse(self, eqn) -> bool:
-        return eqn.primitive.name == "rev" and tuple(eqn.params["dimensions"]) == (self.axis,)
-
-    def reversed_result(self, var):
-        """The value that is another one in reverse, where nothing else reads that one."""
-        readers = self.graph.readers.get(var, ())
-        is_alone = len(readers) == 1 and var not in self.graph.outputs
-        return readers[0].outvars[0] if is_alone and self.is_reverse(readers[0]) else None
-
-    def reduced_size(self, level: Sequence[_Leaf]) -> int:
-        return self.size(level[0].x) // 2
-
-    def size(self, var) -> int:
-        return var.aval.shape[self.axis]
-
-    def note(self, *eqns) -> None:
-        self.eqns.update((id(eqn), eqn) for eqn in eqns)
-
-    def leaf_of(self, var, n: int) -> _Leaf:
-        """The leaf whose result a value of n elements along the axis is."""
-        eqn = self.graph.producers.get(var)
-        level = None if eqn is None else _interleaved(eqn, self.graph)
-        if level is None or level[0] != self.axis or self.size(var) != n:
-            raise _Differs
-        self.note(*level[1].eqns)
-        return level[1]
-
-    def level(self, known: Sequence[_Leaf | None]) -> tuple[_Leaf, ...]:
-        """All leaves of a level, the known ones first; None in their place where the level above has one whose `odd` is dead.
-
-        What f reads for one leaf leads to the others. One may be dead: it is what remains.
-        """
-        leaves = {leaf.x: leaf for leaf in known if leaf is not None}
-        n, pending = self.size(next(iter(leaves))), list(leaves.values())
-        xs, odds = dict.fromkeys(leaves), {leaf.odd: None for leaf in pending}
-        while pending:
-            leaf = pending.pop()
-            self.note(*leaf.eqns)
-            self.operands_of_even(leaf.even, n, xs, odds)
-            new = {x: found for x in xs if x not in leaves for found in self.leaf_that_reads(x)}
-            leaves |= new
-            odds |= dict.fromkeys(found.odd for found in new.values())
-            pending += new.values()
-        live = {leaf.odd for leaf in leaves.values()}
-        dead = [x for x in xs if x not in leaves]
-        dead_odds = [odd for odd in odds if odd not in live]
-        if len(dead) > 1 or len(dead_odds) > len(dead):
-            raise _Differs
-        rest = iter([_Leaf(x, dead_odds[0] if dead_odds else None) for x in dead])
-        ordered = [leaf if leaf is not None else next(rest, None) for leaf in known]
-        found = [leaf for x, leaf in leaves.items() if leaf not in ordered]
-        if None in ordered or (len(known) > 1 and (found or next(rest, None) is not None)):
-            raise _Differs
-        return (*ordered, *found, *rest)
-
-    def operands_of_even(self, even, n: int, xs: dict, odds: dict) -> None:
-        """Adds what f(odd[:-1], x[2::2]) reads to `xs` and `odds`."""
-        pending, seen = [even], set()
-        while pending:
-            var = pending.pop()
-            if isinstance(var, jex.Literal) or var in seen:
-                continue
-            seen.add(var)
-            eqn = self.graph.producers.get(var)
-            if eqn is None:
-                continue
-            if eqn.primitive.name == "slice":
-                part, operand = _part(eqn, self.axis), eqn.invars[0]
-                if part == (2, n, 2) and self.size(operand) == n:
-                    xs[operand] = None
-                    continue
-                if part == (0, n // 2 - 1, 1) and self.size(operand) == n // 2:
-                    odds[operand] = None
-                    continue
-                if part != (0, self.size(operand), 1):
-                    continue  # of another level
-            if n % 2 and _interleaved(eqn, self.graph) is not None:
-                odds[var] = None
-                continue
-            pending += eqn.invars
-
-    def leaf_that_reads(self, x) -> list[_Leaf]:
-        """The leaf of an operand, by the equations that read it; none where its result is dead."""
-        value, n = x, self.size(x)
-        for name, part in (("slice", (0, 1, 1)), ("concatenate", None), ("pad", None)):
-            readers = [
-                eqn
-                for eqn in self.graph.readers.get(value, ())
-                if eqn.primitive.name == name and (part is None or _part(eqn, self.axis) == part)
-            ]
-            if len(readers) != 1:
-                return []
-            value = readers[0].outvars[0]
-        results = [eqn.outvars[0] for eqn in self.graph.readers.get(value, ())]
-        return [self.leaf_of(result, n) for result in results]
-
-    def call(self, level: Sequence[_Leaf], outputs: Sequence) -> _Combination:
-        """The call of f on a level's pairs, with these results, and all equations that lead to them."""
-        n = self.size(level[0].x)
-        left = [self.slice_of(leaf.x, (0, n - 1, 2)) for leaf in level]
-        right = [self.slice_of(leaf.x, (1, n, 2)) for leaf in level]
-        given = {var for var in (*left, *right) if var is not None}
-        computed = [var for var in outputs if var not in given]
-        eqns = tuple(leading_to(self.graph.jaxpr.eqns, computed, given))
-        params = tuple(eqn.params for eqn in eqns)
-        return _Combination(tuple(left), tuple(right), tuple(outputs), eqns, params, ())
-
-    def without_constants(self, f: _Combination) -> _Combination:
-        """f without the equations that have no equal in a shorter call: those of values that all calls read."""
-        eqns = tuple(eqn for eqn in f.eqns if id(eqn) in self.equals)
-        known = {*f.left, *f.right, *(var for eqn in eqns for var in eqn.outvars)}
-        reads = {var: None for eqn in eqns for var in eqn.invars if isinstance(var, jex.Var)}
-        consts = tuple(var for var in reads if var not in known)
-        if not known.issuperset(f.outputs):
-            raise _Differs
-        params = tuple(self.params_of_one(eqn) for eqn in eqns)
-        return replace(f, eqns=eqns, params=params, consts=consts)
-
-    def params_of_one(self, eqn) -> dict:
-        """An equation's parameters for one element along the axis: sizes that are another in another call become 1."""
-        return {
-            name: tuple(1 if x != y else x for x, y in zip(param, self.equals[id(eqn)][name]))
-            if isinstance(param, tuple)
-            else param
-            for name, param in eqn.params.items()
-        }
-
-    def slice_of(self, x, part: tuple):
-        """The slice of an operand that f reads; None where it reads none."""
-        for eqn in self.graph.readers.get(x, ()):
-            if eqn.primitive.name == "slice" and _part(eqn, self.axis) == part:
-                self.note(eqn)
-                return eqn.outvars[0]
-        return None
-
-    def check(self, f: _Combination, level: Sequence[_Leaf], outputs: Sequence) -> None:
-        """Refuses a level whose calls of f differ from f. outputs: results of the call on its pairs."""
-        n, top = self.size(level[0].x), self.size(f.outputs[0])
-        firsts = {var: (level[k].x, (0, n - 1, 2)) for k, var in enumerate(f.left)}
-        seconds = {var: (level[k].x, (1, n, 2)) for k, var in enumerate(f.right)}
-        _Match(self, f, (n // 2, top), firsts | seconds).all(f.outputs, outputs)
-        firsts = {var: (level[k].odd, (0, (n - 1) // 2, 1)) for k, var in enumerate(f.left)}
-        seconds = {var: (level[k].x, (2, n, 2)) for k, var in enumerate(f.right)}
-        evens = [leaf.even for leaf in level]
-        _Match(self, f, ((n - 1) // 2, top), firsts | seconds).all(f.outputs, evens)
-
-    def refuse_other_readers(self, top: Sequence[_Leaf]) -> None:
-        """Refuses a recursion of which something else reads intermediate values."""
-        results = {leaf.result for leaf in top}
-        for eqn in self.eqns.values():
-            for var in eqn.outvars:
-                if var in results:
-                    continue
-                readers = self.graph.readers.get(var, ())
-                if var in self.graph.outputs or any(
-                    id(reader) not in self.eqns for reader in readers
-                ):
-                    raise _Differs
-
-
-class _Match:
-    """Compares a call of the combining function with another one.
-
-    Attributes:
-      operands: parameter of f -> the array, and the part of it along the axis that the call reads.
-      lengths: of this call and of f along the axis.
+    The loop combines the elements of a chunk, and each result with what comes before the chunk. With chunks of about
+    sqrt(n) elements, rounding errors of sums grow with twice that number; in one chain they would grow with n.
     """
+    axis = recursion.axis
+    along = tuple(jnp.moveaxis(values[x], axis, 0) for x in recursion.operands)
+    chunk = 1 << round(math.log2(len(along[0])) / 2)
 
-    def __init__(self, reader: _Reader, f: _Combination, lengths: tuple, operands: dict) -> None:
-        self.reader, self.lengths = reader, lengths
-        self.operands = {var: source for var, source in operands.items() if var is not None}
-        self.producers = {var: eqn for eqn in f.eqns for var in eqn.outvars}
-        self.equal: dict = {}
+    def f(before, after):
+        combined = recursion.combination(*(_with_axis(xs, axis) for xs in (before, after)), values)
+        return [jnp.squeeze(x, axis) for x in combined]
 
-    def all(self, wanted: Sequence, values: Sequence) -> None:
-        """Compares those that are not dead in the call."""
-        for expected, value in zip(wanted, values, strict=True):
-            if value is not None:
-                self.value(expected, value)
+    # What f makes of the zeros before the first element, and before the first chunk, is not used.
+    def step(carry, element):
+        number, before, within, last = carry
+        begins = number % chunk == 0
+        before = _either(begins, last, before)
+        within = _either(begins, element, f(within, element))
+        result = _either(number < chunk, within, f(before, within))
+        read = [x for x, var in zip(result, recursion.results) if var is not None]
+        return (number + 1, before, within, result), read
 
-    def value(self, expected, value) -> None:
-        if isinstance(expected, jex.Literal):
-            same = isinstance(value, jex.Literal) and value.val == expected.val
-            if not same or value.aval != expected.aval:
-                raise _Differs
-            return
-        if expected in self.equal:
-            if self.equal[expected] is not value:
-                raise _Differs
-            return
-        self.equal[expected] = value
-        if expected is value:
-            return
-        if expected in self.operands:
-            self.operand(*self.operands[expected], value)
-        elif expected in self.producers:
-            self.equation(self.producers[expected], self.reader.graph.producers.get(value))
-        else:
-            raise _Differs
-
-    def operand(self, array, part: tuple, value) -> None:
-        """Refuses a value that is not this part of the array."""
-        reader = self.reader
-        if array is None:
-            raise _Differs
-        if part == (0, reader.size(array), 1) and value is array:
-            return
-        eqn = reader.graph.producer(value, "slice")
-        if eqn is None or eqn.invars[0] is not array or _part(eqn, reader.axis) != part:
-            raise _Differs
-        reader.note(eqn)
-
-    def equation(self, expected, eqn) -> None:
-        if (
-            eqn is None
-            or eqn.primitive is not expected.primitive
-            or len(eqn.invars) != len(expected.invars)
-            or len(eqn.outvars) != 1
-            or not all(
-                _equal_but_length(eqn.params[name], param, self.lengths)
-                for name, param in expected.params.items()
-            )
-        ):
-            raise _Differs
-        self.reader.note(eqn)
-        self.reader.equals[id(expected)] = eqn.params
-        self.all(expected.invars, eqn.invars)
-
-
-def _equal_but_length(param, expected, lengths: tuple[int, int]) -> bool:
-    """Whether parameters are equal, or tuples of sizes that are these two lengths where they differ."""
-    if not isinstance(param, tuple) or not isinstance(expected, tuple):
-        return param == expected
-    return len(param) == len(expected) and all(
-        x == y or (x, y) == lengths for x, y in zip(param, expected)
+    zeros = [jnp.zeros(x.shape[1:], x.dtype) for x in along]
+    _, stacked = lax.scan(
+        step, (jnp.int32(0), zeros, zeros, zeros), along, reverse=recursion.is_reversed
     )
+    ys = iter(stacked)
+    return [None if var is None else jnp.moveaxis(next(ys), 0, axis) for var in recursion.results]
 
 
-def _is_elementwise(axis: int, f: _Combination) -> bool:
-    """Whether f combines each element along the axis for itself: all its equations say so.
-
-    Follows the axis through the equations. Constants have none: what f makes of them alone is the same for every element.
-    """
-    axes: dict = {var: axis for var in (*f.left, *f.right) if var is not None}
-    for eqn in f.eqns:
-        moved = {var: axes[var] for var in eqn.invars if isinstance(var, jex.Var) and var in axes}
-        if not moved:
-            if any(eqn.primitive.name == name for name in ("iota", *EFFECTS)):
-                return False
-            continue
-        if (rule := _axis_rule(eqn.primitive.name)) is None or (place := rule(eqn, moved)) is None:
-            return False
-        axes.update((var, place) for var in eqn.outvars)
-    return all(axes.get(var) == axis for var in f.outputs)
+def _with_axis(xs: Sequence, axis: int) -> list:
+    return [jnp.expand_dims(x, axis) for x in xs]
 
 
-# Equations without operands along the axis that would not be the same for every element.
-EFFECTS = ("random_bits", "rng_uniform")
-
-
-def _axis_rule(name: str) -> Callable | None:
-    return _same_axis if name in ELEMENTWISE or name in SAME_AXES else AXIS_RULES.get(name)
-
-
-SAME_AXES = ("convert_element_type", "select_n", "copy", "clamp")
-
-
-def _same_axis(eqn, moved: dict) -> int | None:
-    (place, *others) = set(moved.values())
-    return None if others or len(eqn.outvars) > 1 else place
-
-
-def _broadcast_axis(eqn, moved: dict) -> int | None:
-    return eqn.params["broadcast_dimensions"][moved[eqn.invars[0]]]
-
-
-def _transposed_axis(eqn, moved: dict) -> int | None:
-    return eqn.params["permutation"].index(moved[eqn.invars[0]])
-
-
-def _squeezed_axis(eqn, moved: dict) -> int | None:
-    place = moved[eqn.invars[0]]
-    gone = eqn.params["dimensions"]
-    return None if place in gone else place - sum(axis < place for axis in gone)
-
-
-def _reduced_axis(eqn, moved: dict) -> int | None:
-    place = moved[eqn.invars[0]]
-    gone = eqn.params["axes"]
-    return None if place in gone else place - sum(axis < place for axis in gone)
-
-
-def _batch_axis(eqn, moved: dict) -> int | None:
-    """Of a contraction whose operands both have the axis as a batch dimension."""
-    _, batch = eqn.params["dimension_numbers"]
-    places = [
-        list(dims).index(moved[var]) if var in moved and moved[var] in dims else None
-        for var, dims in zip(eqn.invars, batch)
-    ]
-    return places[0] if places[0] == places[1] else None
-
-
-AXIS_RULES: dict[str, Callable] = {
-    "broadcast_in_dim": _broadcast_axis,
-    "transpose": _transposed_axis,
-    "squeeze": _squeezed_axis,
-    "dot_general": _batch_axis,
-    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), _reduced_axis),
-}
+def _either(is_first: jax.Array, firsts: Sequence, seconds: Sequence) -> list:
+    """`firsts` where a scalar is true, else `seconds`."""
+    return [jnp.where(is_first, x, y) for x, y in zip(firsts, seconds)]
