@@ -118,7 +118,7 @@ FUSE_PASSES = (
         "trees to scans",
         TreesToScans(),
         "an associative scan reads its operands once",
-        when=lambda options: options.fast and options.platform == "cpu",
+        when=attrgetter("fast"),
     ),
     Pass(
         "keys as words", _of_jaxpr(keys_as_words), "no later pass meets typed keys", required=True

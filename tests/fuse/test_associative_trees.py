@@ -211,7 +211,7 @@ def without_odd(x):
     pairs, ragged = x[0:-1:2], len(x) % 2
     odd = without_odd(pairs + x[1::2])
     even = jnp.concatenate([x[:1], pairs[: (len(x) - 1) // 2] + x[2::2]])
-    config = lambda low, high: ((low, high, 1), (0, 0, 0))  # noqa: E731
+    config = lambda low, high: ((low, high, 1), (0, 0, 0))
     return lax.pad(even, 0.0, config(0, 1 - ragged)) + lax.pad(odd, 0.0, config(1, ragged))
 
 
