@@ -172,6 +172,13 @@ def test_tangents():
         np.testing.assert_allclose(got, want, rtol=2e-5)
 
 
+def test_values_that_the_function_broadcasts():
+    x = rows(40, 12)
+    f = lambda x: lax.associative_scan(lambda a, b: a + b + 0 * jnp.ones_like(a), x)
+    assert is_loop(f, x)
+    np.testing.assert_allclose(pbkern.jit(f)(x), np.cumsum(x.astype(np.float64), 0), rtol=1e-6)
+
+
 def test_long_sums_are_accurate():
     x = rows(8192, 8)
     got = pbkern.jit(lambda x: lax.associative_scan(jnp.add, x))(x)
@@ -219,6 +226,16 @@ def gradient(x):
     return jax.grad(lambda x: lax.associative_scan(linear, (x, x * x))[1].sum())(x)
 
 
+def shared_rates(x):
+    """vmap of a scan of which one array is not mapped."""
+    rates = x[:, 0]
+    return jax.vmap(lambda x: lax.associative_scan(linear, (rates, x))[1], in_axes=1, out_axes=1)(x)
+
+
+def weighted_by_place(x):
+    return lax.associative_scan(lambda a, b: a + b * x[: len(a)], x)
+
+
 def of_other_columns(x):
     return lax.associative_scan(lambda a, b: a + b + 0 * jnp.flip(a, 0), x)
 
@@ -229,6 +246,10 @@ def of_other_columns(x):
         gradient,
         of_two_kinds,
         without_odd,
+        shared_rates,
+        weighted_by_place,
+        lambda x: lax.associative_scan(lambda a, b: a + b + jnp.cumsum(jnp.ones_like(a), 0), x),
+        lambda x: lax.associative_scan(lambda a, b: a + b + jnp.sum(jnp.ones_like(a)), x),
         lambda x: without_odd(x[:31]),
         lambda x: of_two_kinds(x[:31]),
         of_other_columns,

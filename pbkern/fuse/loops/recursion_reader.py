@@ -171,8 +171,10 @@ def _is_zero(atom) -> bool:
 
 
 def _part(eqn, axis: int) -> tuple[int, int, int] | None:
-    """Start, limit and stride of a slice along an axis; None where it leaves out others along another one."""
+    """Start, limit and stride of a slice along an axis; None without that axis, or where it is no whole one of others."""
     params, shape = eqn.params, eqn.invars[0].aval.shape
+    if axis >= len(shape):
+        return None
     strides = params["strides"] or (1,) * len(shape)
     for other, size in enumerate(shape):
         whole = (params["start_indices"][other], params["limit_indices"][other], strides[other])
@@ -295,7 +297,7 @@ class _RecursionReader:
                 if part == (0, n // 2 - 1, 1) and self.size(operand) == n // 2:
                     odds[operand] = None
                     continue
-                if part != (0, self.size(operand), 1):
+                if part is None or part != (0, self.size(operand), 1):
                     continue  # of another level
             if n % 2 and _interleaved(eqn, self.graph) is not None:
                 odds[var] = None
@@ -472,23 +474,31 @@ def _equal_but_length(param, expected, lengths: tuple[int, int]) -> bool:
 def _is_elementwise(axis: int, f: Combination) -> bool:
     """Whether f combines each element along the axis for itself: all its equations say so.
 
-    Follows the axis through the equations. Constants have none: what f makes of them alone is the same for every element.
+    Follows the axis through the equations. Values that do not depend on the operands have none, or are broadcast along it.
     """
     axes: dict = {var: axis for var in (*f.left, *f.right) if var is not None}
-    for eqn in f.eqns:
+    for eqn, params in zip(f.eqns, f.params):
         moved = {var: axes[var] for var in eqn.invars if isinstance(var, jex.Var) and var in axes}
-        if not moved:
-            if any(eqn.primitive.name == name for name in ("iota", *EFFECTS)):
-                return False
+        if moved:
+            rule = _axis_rule(eqn.primitive.name)
+            place = None if rule is None else rule(eqn, moved)
+        elif params == eqn.params:
             continue
-        if (rule := _axis_rule(eqn.primitive.name)) is None or (place := rule(eqn, moved)) is None:
+        else:
+            place = _new_axis(eqn, params)
+        if place is None:
             return False
         axes.update((var, place) for var in eqn.outvars)
     return all(axes.get(var) == axis for var in f.outputs)
 
 
-# Equations without operands along the axis that would not be the same for every element.
-EFFECTS = ("random_bits", "rng_uniform")
+def _new_axis(eqn, params: dict) -> int | None:
+    """The axis along which a value is broadcast to another number of elements than with these parameters."""
+    if eqn.primitive.name != "broadcast_in_dim":
+        return None
+    sizes = zip(eqn.params["shape"], params["shape"])
+    places = [place for place, (x, y) in enumerate(sizes) if x != y]
+    return places[0] if len(places) == 1 else None
 
 
 def _axis_rule(name: str) -> Callable | None:
