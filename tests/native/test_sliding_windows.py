@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
 
 import pbkern
 from pbkern import config
@@ -318,3 +319,30 @@ def test_padded_stages_share_a_loop():
     x = jax.ShapeDtypeStruct((1080, 1920), jnp.float32)
     nests = pbkern.jit(columns_last).as_text(x, stage="nests")
     assert " at " in nests
+
+
+def test_masks_of_rows_are_those_of_the_rows_that_a_step_reads():
+    """Two convolutions: the second one reads rows of the first, which are masked by their own numbers."""
+
+    @pbkern.kernel(
+        grid=(64,),
+        in_specs=[
+            pbkern.BlockSpec((pbkern.Element(17, padding=(2, 0)), 1017), lambda i: (i * 16 - 2, 0))
+        ],
+        out_specs=[pbkern.BlockSpec((16, 1018), lambda i: (i, 0))],
+        in_types=[jax.ShapeDtypeStruct((1024, 1024), jnp.float32)],
+        out_shape=jax.ShapeDtypeStruct((1022, 1018), jnp.float32),
+    )
+    def pipeline(x, y):
+        padded = lax.pad(x[...], jnp.float32(0), ((0, 0, 0), (2, 0, 0)))
+        row = lax.broadcasted_iota(jnp.int32, (17, 1), 0) + pbkern.program_id(0) * 16
+        shown = lax.broadcast_in_dim((row >= 2) & (row < 1026), (17, 1019), (0, 1))
+        o = 0.0 + 0.5 * lax.select(shown, padded, jnp.zeros_like(padded))
+        y[...] = 0.5 * o[:16, :1018] + 0.625 * o[:16, 1:] + 0.75 * o[1:, :1018]
+
+    x = np.random.default_rng(0).uniform(0, 4, (1024, 1024)).astype(np.float32)
+    o = np.zeros((1026, 1026))
+    o[2:, 2:] = 0.5 * x
+    want = 0.5 * o[:1022, :1018] + 0.625 * o[:1022, 1:1019] + 0.75 * o[1:1023, :1018]
+    with config.override(fallback=False):
+        np.testing.assert_allclose(pipeline(x), want, atol=1e-5)

@@ -40,6 +40,7 @@ from pbkern.lower.nest.ir import (
     Nest,
     Op,
     Pool,
+    Shifted,
     Stmt,
     nodes,
 )
@@ -86,7 +87,12 @@ class Unswitch:
         if nest.reductions or not read.isdisjoint(store.buf.root for store in nest.stores):
             return []
         select = self._choice(nest, pool, one_side=True, by_rows=True)
-        return [] if select is None else [dim for dim in nest.dims if dim in select.args[0].symbols]
+        if select is None:
+            return []
+        dims = [dim for dim in nest.dims if dim in select.args[0].symbols]
+        # A row reads what others compute: their test is another.
+        moved = {dim for node in nest.nodes() if isinstance(node, Shifted) for dim, _ in node.moves}
+        return dims if moved.isdisjoint(dims) else []
 
     def _copies(
         self, nest: Nest, context: NestContext, most: int, one_side: bool = False
