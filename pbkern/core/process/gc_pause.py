@@ -25,9 +25,8 @@ def _disable() -> bool:
 
 def _enable(was_enabled: bool) -> None:
     if was_enabled:
-        gc.collect(
-            MIDDLE
-        )  # what is due would otherwise begin as soon as the collector is on, with the youngest alone
+        # Otherwise the collector begins as soon as it is on, with the youngest generation alone.
+        gc.collect(MIDDLE)
         gc.enable()
 
 

@@ -25,6 +25,7 @@ from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs.walks import atoms, leading_to
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.elementwise import ELEMENTWISE
+from pbkern.fuse.access import dimension_map
 
 
 @dataclass(frozen=True, eq=False)
@@ -513,18 +514,11 @@ def _same_axis(eqn, moved: dict) -> int | None:
     return None if len(places) > 1 or len(eqn.outvars) > 1 else places.pop()
 
 
-def _broadcast_axis(eqn, moved: dict) -> int | None:
-    return eqn.params["broadcast_dimensions"][moved[eqn.invars[0]]]
-
-
-def _transposed_axis(eqn, moved: dict) -> int | None:
-    return eqn.params["permutation"].index(moved[eqn.invars[0]])
-
-
-def _squeezed_axis(eqn, moved: dict) -> int | None:
+def _viewed_axis(eqn, moved: dict) -> int | None:
     place = moved[eqn.invars[0]]
-    gone = eqn.params["dimensions"]
-    return None if place in gone else place - sum(axis < place for axis in gone)
+    marks = tuple(axis == place for axis in range(eqn.invars[0].aval.ndim))
+    to = dimension_map.moved(eqn, marks)
+    return to.index(True) if to is not None and True in to else None
 
 
 def _reduced_axis(eqn, moved: dict) -> int | None:
@@ -544,9 +538,7 @@ def _batch_axis(eqn, moved: dict) -> int | None:
 
 
 AXIS_RULES: dict[str, Callable] = {
-    "broadcast_in_dim": _broadcast_axis,
-    "transpose": _transposed_axis,
-    "squeeze": _squeezed_axis,
+    **dict.fromkeys(dimension_map.MOVING, _viewed_axis),
     "dot_general": _batch_axis,
     **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), _reduced_axis),
 }
