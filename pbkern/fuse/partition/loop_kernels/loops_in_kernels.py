@@ -1,0 +1,299 @@
+"""Loops whose bodies compute little -> one kernel each, with the loop inside.
+
+    for each of 1000 steps: launch kernel (2 operations on a scalar)    ->    launch kernel (1000 steps)
+
+A step of the host's loop calls a function for each kernel, and carries go through memory. Inside a
+kernel, code generation holds them in registers. Where elements need nothing of each other, programs
+share them (program_blocks.py). fuse/emit/loop_kernel.py emits the kernel; the groups of the body say
+what it computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from jax.extend import core as jex
+
+from pbkern._jax import params_of
+from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jaxprs.walks import atoms
+from pbkern.core.lazy_dataclass import dataclass
+from pbkern.core.passes import threshold
+from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request, volume
+from pbkern.fuse.access.rules import NeedsWhole
+from pbkern.fuse.cost.kinds import itemsize, nbytes
+from pbkern.fuse.cost.model import Cost, CostModel
+from pbkern.fuse.graph import Inner, Node, Partition
+from pbkern.fuse.options import FuseOptions
+from pbkern.fuse.tiling.schedule import Schedule
+
+from .program_blocks import WHOLE, ProgramBlocks, cut_loop, independent_parts
+
+LOOPS = frozenset(("scan", "while"))
+
+
+@dataclass(frozen=True)
+class LoopsInKernels:
+    """Puts loops over small values into kernels, the outermost that fit."""
+
+    most_equations: int = threshold(
+        400,
+        "equations of a loop's body, with those of loops in it: they are one function, which takes long to compile. Source: "
+        "not recorded",
+    )
+    fewest_elements: int = threshold(
+        64,
+        "elements of the largest value in a program, where one program could have all: with fewer, the instructions of a "
+        "step wait for each other, and two programs take as long as one. Source: ???",
+    )
+
+    def __call__(
+        self, parts: Partition, options: FuseOptions, results: Collection[jex.Var]
+    ) -> Partition:
+        """`results`: the function's, among values of the partition."""
+        if options.machine.sizes.loop_elements:
+            self._visit(parts.nodes, options.machine, results)
+        return parts
+
+    def _visit(
+        self, nodes: list[Node], machine: CostModel, results: Collection[jex.Var]
+    ) -> list[Node]:
+        """Changes nodes in place; returns those that are no longer needed, which are removed."""
+        read = set(results).union(*(node.reads() for node in nodes))
+        loops = []
+        for node in (each for each in nodes if each.kind == "control"):
+            if node.eqns[0].primitive.name in LOOPS:
+                results_read = [var for var in node.outputs if var in read]
+                loop = _by_single_steps(node)
+                blocks = self._blocks(loop, machine, results_read)
+                if blocks is not None:
+                    loops.append((node, loop, results_read, blocks))
+                    continue
+            for inner in node.inner.values():
+                results_here = {
+                    var for var in inner.jaxpr.outvars if not isinstance(var, jex.Literal)
+                }
+                for gone in self._visit(inner.partition.nodes, machine, results_here):
+                    inner.ordered.remove(gone)
+        constants = {
+            var: node
+            for node in nodes
+            if node.kind == "group" and _is_plain(node) and not node.reads()
+            for var in node.outputs
+        }
+        for node, loop, results_read, blocks in loops:
+            node.schedule = _in_kernel(loop, machine, constants, results_read, blocks)
+            node.kind, node.inner, node.outputs = "group", {}, list(results_read)
+        read = set(results).union(*(node.reads() for node in nodes))
+        unread = [
+            node for node in dict.fromkeys(constants.values()) if read.isdisjoint(node.outputs)
+        ]
+        for node in unread:
+            nodes.remove(node)
+        return unread
+
+    def _blocks(
+        self, node: Node, machine: CostModel, results: Sequence[jex.Var]
+    ) -> ProgramBlocks | None:
+        """The blocks of a loop's programs in one kernel; None if it is to stay outside."""
+        nodes = list(nodes_inside(node))
+        equations = [eqn for each in nodes for eqn in each.eqns]
+        if (
+            not all(map(_is_plain, nodes))
+            or node.shares
+            or len(equations) > self.most_equations
+            or not results
+        ):
+            return None
+        sizes = [math.prod(aval.shape) for aval in _avals(node, equations)]
+        fits = max(sizes, default=0) <= machine.sizes.loop_elements
+        if fits and not self._pays(node, machine, max(sizes, default=0)):
+            return WHOLE
+        return self._parts(node, machine, results) or (WHOLE if fits else None)
+
+    def _pays(self, node: Node, machine: CostModel, largest: int) -> bool:
+        """Whether a loop that one program could hold is worth several. `largest`: elements of its largest value."""
+        compute = _price(KernelLoop(node, (), WHOLE), machine).compute
+        saved = compute - compute / machine.cores
+        return largest >= 2 * self.fewest_elements and saved > machine.launch_seconds
+
+    def _parts(
+        self, node: Node, machine: CostModel, results: Sequence[jex.Var]
+    ) -> ProgramBlocks | None:
+        """The blocks of several programs, if there are such."""
+        parts = independent_parts(node, results)
+        if parts is None:
+            return None
+        blocks, least = parts
+        lanes = machine.lanes(max(map(itemsize, results)))
+        widths = self._widths(blocks.extents, least, machine, lanes)
+        if widths is None or widths == blocks.extents:
+            return None
+        cut = cut_loop(node, results, blocks.extents, widths)
+        if cut is None or cut[1] > machine.sizes.loop_elements:
+            return None
+        return cut[0]
+
+    def _widths(
+        self, extents: Sequence[int], least: int, machine: CostModel, lanes: int
+    ) -> tuple[int, ...] | None:
+        """Elements that a program has along each grid axis.
+
+        Args:
+          extents: of the grid axes.
+          least: elements of the largest value, for one element along each grid axis.
+          machine: sizes and cores of the target.
+          lanes: elements of a vector.
+        """
+        room = machine.sizes.loop_elements // least
+        if not room:
+            return None
+        widths: list[int] = []
+        for extent in reversed(extents):
+            width = min(extent, room)
+            if lanes < width < extent:
+                width -= width % lanes
+            widths.insert(0, width)
+            room //= width
+        for axis, extent in enumerate(extents):
+            programs = [-(-size // width) for size, width in zip(extents, widths)]
+            beside = math.prod(programs) // programs[axis]
+            wanted = -(-programs[axis] * beside // machine.cores) * machine.cores // beside
+            width = -(-extent // max(wanted, 1))
+            if axis == len(extents) - 1:
+                width = min(-(-width // lanes) * lanes, extent)
+            elements = least * math.prod(widths) // widths[axis] * width
+            if width < widths[axis] and elements >= self.fewest_elements:
+                widths[axis] = width
+        return tuple(widths)
+
+
+def _by_single_steps(node: Node) -> Node:
+    """Control flow whose bodies take one step at a time, and those of loops in it."""
+    bodies = {
+        name: Inner(
+            inner.jaxpr,
+            inner.partition,
+            [_by_single_steps(each) if each.kind == "control" else each for each in inner.ordered],
+            inner.steps,
+        )
+        for name, inner in (node.single or node.inner).items()
+    }
+    return Node(node.kind, node.eqns, node.outputs, inner=bodies, shares=node.shares)
+
+
+def nodes_inside(node: Node) -> Iterator[Node]:
+    """Nodes of the bodies of control flow, also of that inside them."""
+    for inner in node.inner.values():
+        for each in inner.ordered:
+            yield each
+            yield from nodes_inside(each)
+
+
+def _bodies(node: Node) -> Iterator[Inner]:
+    for inner in node.inner.values():
+        yield inner
+        for each in inner.ordered:
+            yield from _bodies(each)
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a body's node is arithmetic on whole values, a view of them, or control flow."""
+    if node.kind == "group":
+        return node.finish is None and node.own_schedule.wave is None
+    return node.kind == "control" or (node.kind == "alias" and "start" not in node.eqns[0].params)
+
+
+def _avals(node: Node, equations: Sequence[jex.JaxprEqn]) -> Iterator:
+    """Types of the values that a step computes, reads and hands on."""
+    for eqn in equations:
+        if eqn.primitive.name not in LOOPS:  # whose xs are read element by element
+            yield from (var.aval for var in (*atoms(eqn), *eqn.outvars))
+    for inner in _bodies(node):
+        yield from (var.aval for var in (*inner.jaxpr.invars, *inner.jaxpr.outvars))
+
+
+@dataclass(frozen=True)
+class KernelLoop:
+    """Control flow inside a kernel.
+
+    Attributes:
+      node: the control flow.
+      constants: groups without operands whose results it reads.
+      blocks: what one program has of each value.
+    """
+
+    node: Node
+    constants: tuple[Node, ...]
+    blocks: ProgramBlocks
+
+    @property
+    def steps(self) -> int:
+        """Steps of a scan; 1 where values decide how many there are."""
+        (eqn,) = self.node.eqns
+        return params_of(eqn)["length"] if eqn.primitive.name == "scan" else 1
+
+    def reads(self) -> list[jex.Var]:
+        """Values that the loop reads and others make."""
+        constants = {var for node in self.constants for var in node.outputs}
+        return [var for var in dict.fromkeys(atoms(self.node.eqns[0])) if var not in constants]
+
+    def equations(self) -> list[jex.JaxprEqn]:
+        nodes = (*self.constants, *nodes_inside(self.node))
+        return [eqn for node in nodes if node.kind != "control" for eqn in node.eqns]
+
+
+def _in_kernel(
+    node: Node,
+    machine: CostModel,
+    constants: Mapping[jex.Var, Node],
+    results: Sequence[jex.Var],
+    blocks: ProgramBlocks,
+) -> Schedule:
+    """The kernel of a loop.
+
+    Args:
+      node: the loop.
+      machine: prices and sizes.
+      constants: values that are made of nothing, with their nodes.
+      results: those that are read.
+      blocks: what one program has of each value.
+    """
+    (eqn,) = node.eqns
+    makers = [
+        maker
+        for maker in dict.fromkeys(constants[var] for var in atoms(eqn) if var in constants)
+        if _is_small(maker, blocks, machine.sizes.loop_elements)
+    ]
+    loop = KernelLoop(node, tuple(makers), blocks)
+    reads = [(var, blocks.access(var)) for var in loop.reads()]
+    outputs = tuple((var, blocks.access(var)) for var in results)
+    requests = BlockRequests({}, [], reads)
+    return Schedule(blocks.grid, (), outputs, requests, _price(loop, machine), loop=loop)
+
+
+def _is_small(maker: Node, blocks: ProgramBlocks, most: int) -> bool:
+    """Whether a program can make its blocks of a constant."""
+    wanted = [(var, blocks.access(var)) for var in maker.outputs]
+    try:
+        requests = request(maker.eqns, wanted)
+    except (NeedsWhole, UnsupportedOp, Unfusable):
+        return False
+    return all(volume(hull) <= most for hulls in requests.hulls.values() for hull in hulls)
+
+
+def _price(loop: KernelLoop, machine: CostModel) -> Cost:
+    """Arithmetic of all steps one after the other, of each program on one core."""
+    costs = [each.own_schedule.cost for each in nodes_inside(loop.node) if each.kind == "group"]
+    steps = loop.steps
+    programs = math.prod(loop.blocks.grid)
+    cores = sum(cost.compute * min(cost.programs, machine.cores) for cost in costs)
+    compute = steps * cores / min(programs, machine.cores)
+    moved = sum(nbytes(var.aval) for var in (*loop.reads(), *loop.node.outputs))
+    memory = moved / machine.far_bandwidth(moved) if moved else 0.0
+    flops = steps * sum(cost.flops for cost in costs)
+    held = sum(cost.scratch for cost in costs)
+    limit = max(steps * sum(cost.limit for cost in costs), moved / machine.memory_bandwidth)
+    seconds = compute + memory + machine.launch_seconds
+    return Cost(seconds, compute, memory, moved, flops, 1.0, moved + held, held, programs, limit)
