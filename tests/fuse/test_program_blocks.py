@@ -43,7 +43,7 @@ def positions(x):
 
     def step(h, x):
         place = jnp.arange(h.shape[0])[:, None]
-        return jnp.where(place % 3 == 0, h * 0.5 + x, h.mean(-1, keepdims=True) + place), None
+        return jnp.where(place % 3 == 0, h * 0.5 + x, 0.2 * jnp.cumsum(h, 1) + place), None
 
     return lax.scan(step, x[0], x)[0]
 
@@ -79,7 +79,7 @@ def until(x, n):
 
 
 def swapped(a, b):
-    step = lambda _, s: (s[1], 0.5 * (s[0] + s[1].mean(-1, keepdims=True)))
+    step = lambda _, s: (s[1], 0.5 * (s[0] + 0.3 * jnp.cumsum(s[1], 1)))
     return lax.fori_loop(0, LONG, step, (a, b))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 from jax.extend import core as jex
 
@@ -39,11 +39,15 @@ class ProgramBlocks:
       extents: elements along the dimensions that each grid axis cuts.
       widths: how many of them one program has, per grid axis. The last program may end behind the edge.
       axes: value -> the grid axis that cuts each of its dimensions. Values that are not here are whole.
+      largest_part: elements of the largest block that differs from program to program.
+      largest_whole: elements of the largest that is the same in all.
     """
 
     extents: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
     axes: Mapping[jex.Var, Axes] = field(default_factory=dict)
+    largest_part: int = 1
+    largest_whole: int = 1
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -77,22 +81,19 @@ class ProgramBlocks:
 WHOLE = ProgramBlocks()
 
 
-def independent_parts(node: Node, results: Sequence[jex.Var]) -> tuple[ProgramBlocks, int] | None:
+def independent_parts(node: Node, results: Sequence[jex.Var]) -> ProgramBlocks | None:
     """Blocks of one element along each dimension in which elements need nothing of each other; None if there is none.
 
     Args:
       node: a loop.
       results: those of its results that are read.
-
-    Returns:
-      (the blocks, elements of the largest block of a value).
     """
     if not results:
         return None
     (largest, *_) = results = sorted(results, key=lambda var: -math.prod(array_aval(var).shape))
     shape = array_aval(largest).shape
     dims: tuple[int, ...] = ()
-    parts = None
+    parts: ProgramBlocks | None = None
     for dim in range(len(shape)):
         if shape[dim] > 1:
             wanted = (*dims, dim)
@@ -105,15 +106,15 @@ def independent_parts(node: Node, results: Sequence[jex.Var]) -> tuple[ProgramBl
 
 def cut_loop(
     node: Node, results: Sequence[jex.Var], extents: tuple[int, ...], widths: tuple[int, ...]
-) -> tuple[ProgramBlocks, int] | None:
-    """Blocks of all values of a loop, if each result is cut by each of these grid axes; see `independent_parts`."""
+) -> ProgramBlocks | None:
+    """Blocks of all values of a loop, if each result is cut by each of these grid axes; None if not."""
     walk = _Walk(ProgramBlocks(extents, widths, {}))
     for result in results:
         further = next(walk.with_result(node, result), None)
         if further is None:
             return None
         walk = further
-    return walk.blocks, walk.largest
+    return walk.blocks
 
 
 @dataclass
@@ -121,13 +122,11 @@ class _Walk:
     """Walks a loop from blocks of results to blocks of operands.
 
     Attributes:
-      blocks: those found so far; its `axes` grow.
-      largest: elements of the largest block so far.
+      blocks: those found so far.
       walked: group -> its results that have been followed to operands.
     """
 
     blocks: ProgramBlocks
-    largest: int = 1
     walked: dict[Node, list] = field(default_factory=dict)
 
     def with_result(self, node: Node, result: jex.Var) -> Iterator[_Walk]:
@@ -142,15 +141,8 @@ class _Walk:
             if tuple(shape[dim] for dim in dims) != self.blocks.extents:
                 continue
             axes = tuple(dims.index(dim) if dim in dims else None for dim in range(len(shape)))
-            further = _Walk(
-                ProgramBlocks(
-                    self.blocks.extents,
-                    self.blocks.widths,
-                    {**self.blocks.axes, result: axes},
-                ),
-                self.largest,
-                dict(self.walked),
-            )
+            all_axes = {**self.blocks.axes, result: axes}
+            further = _Walk(replace(self.blocks, axes=all_axes), dict(self.walked))
             try:
                 further.control(node)
             except (NeedsWhole, UnsupportedOp, Unfusable):
@@ -207,8 +199,13 @@ class _Walk:
         requests = request(node.eqns, wanted)
         for var, access in requests.inputs:
             self.set(var, self.blocks.axes_of(access, array_aval(var).shape))
-        blocks = (hull for hulls in requests.hulls.values() for hull in hulls)
-        self.largest = max(self.largest, *map(volume, blocks))
+        blocks = self.blocks
+        for hull in (hull for hulls in requests.hulls.values() for hull in hulls):
+            if all(span.is_const for span in hull):
+                blocks = replace(blocks, largest_whole=max(blocks.largest_whole, volume(hull)))
+            else:
+                blocks = replace(blocks, largest_part=max(blocks.largest_part, volume(hull)))
+        self.blocks = blocks
 
 
 def _deciding(node: Node) -> list[jex.Var]:
