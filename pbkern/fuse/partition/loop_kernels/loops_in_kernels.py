@@ -49,10 +49,16 @@ class LoopsInKernels:
         "take as long as one: Lorenz's equations, 4000 steps of 128, one program 79 us, two 41; a linear recurrence of 64 "
         "42 us, two 42; Kalman's filter of 64 series 45, two 62. Zen 4, 29 November 2026",
     )
-    held_elements: int = threshold(
-        256,
-        "elements of a carry that registers hold, where each depends on one element of every value. Linear recurrence "
-        "1000 x 4096 in programs of 256: 1.35 ms, of 512 2.0, of 2048 1.64. Zen 4, 29 November 2026",
+    held_vectors: int = threshold(
+        8,
+        "vectors of each carry that a program has where its elements depend on one element of every value, so that registers "
+        "hold them. Linear recurrence 1000 x 4096 in programs of 4 vectors: 1.58 ms, 8 1.22, 16 1.26, 64 1.47. Zen 4, "
+        "29 November 2026",
+    )
+    light_operations: float = threshold(
+        8.0,
+        "operations of a step, per element, beyond which registers hold half as many. Lorenz's equations, 1000 x 10001: 4 "
+        "vectors 0.65 ms, 8 0.78, 16 0.96; a gated unit, 200 x 10000: 0.68, 2.2, 1.2. Zen 4, 29 November 2026",
     )
 
     def __call__(
@@ -136,24 +142,30 @@ class LoopsInKernels:
         most = machine.sizes.shared_loop_elements
         if parts is None or parts.largest_whole > most or (is_tiled and parts.largest_part > 1):
             return None
-        widths = self._widths(parts, machine, machine.lanes(max(map(itemsize, results))))
+        lanes = machine.lanes(max(map(itemsize, results)))
+        room = most // parts.largest_part
+        if parts.largest_part == 1:
+            flops = sum(each.own_schedule.cost.flops for each in _groups_inside(node))
+            is_light = flops <= self.light_operations * math.prod(parts.extents)
+            room = min(room, lanes * self.held_vectors // (1 if is_light else 2))
+        widths = self._widths(parts, room, machine.cores, lanes)
         if widths is None or widths == parts.extents:
             return None
         blocks = cut_loop(node, results, parts.extents, widths)
         return None if blocks is None or blocks.largest_part > most else blocks
 
     def _widths(
-        self, parts: ProgramBlocks, machine: CostModel, lanes: int
+        self, parts: ProgramBlocks, room: int, cores: int, lanes: int
     ) -> tuple[int, ...] | None:
         """Elements that a program has along each grid axis.
 
         Args:
           parts: the blocks for one element along each grid axis.
-          machine: sizes and cores of the target.
+          room: most elements along all grid axes.
+          cores: programs that run at the same time.
           lanes: elements of a vector.
         """
         extents, least = parts.extents, parts.largest_part
-        room = (machine.sizes.shared_loop_elements if least > 1 else self.held_elements) // least
         if not room:
             return None
         widths: list[int] = []
@@ -166,7 +178,7 @@ class LoopsInKernels:
         for axis, extent in enumerate(extents):
             programs = [-(-size // width) for size, width in zip(extents, widths)]
             beside = math.prod(programs) // programs[axis]
-            wanted = -(-programs[axis] * beside // machine.cores) * machine.cores // beside
+            wanted = -(-programs[axis] * beside // cores) * cores // beside
             width = -(-extent // max(wanted, 1))
             if axis == len(extents) - 1 and -(-width // lanes) * lanes < widths[axis]:
                 width = -(-width // lanes) * lanes
@@ -197,6 +209,10 @@ def nodes_inside(node: Node) -> Iterator[Node]:
         for each in inner.ordered:
             yield each
             yield from nodes_inside(each)
+
+
+def _groups_inside(node: Node) -> Iterator[Node]:
+    return (each for each in nodes_inside(node) if each.kind == "group")
 
 
 def _bodies(node: Node) -> Iterator[Inner]:
@@ -293,7 +309,7 @@ def _is_small(maker: Node, blocks: ProgramBlocks, most: int) -> bool:
 
 def _price(loop: KernelLoop, machine: CostModel) -> Cost:
     """Arithmetic of all steps one after the other, of each program on one core."""
-    costs = [each.own_schedule.cost for each in nodes_inside(loop.node) if each.kind == "group"]
+    costs = [each.own_schedule.cost for each in _groups_inside(loop.node)]
     steps = loop.steps
     programs = math.prod(loop.blocks.grid)
     cores = sum(cost.compute * min(cost.programs, machine.cores) for cost in costs)
