@@ -155,5 +155,5 @@ def test_gathers_of_gathers_are_one_of_whole_vectors():
     resized = pbkern.jit(lambda x: jax.image.resize(x, (4, 100, 135, 16), "nearest"))
     gathering = [row for row in resized.as_text(x, stage="nests").splitlines() if "gather " in row]
     assert len(gathering) == 1
-    assert gathering[0].count("%a0[") == 1
+    assert gathering[0].partition("=")[2].count("%a") == 1
     assert "vector.gather" not in resized.as_text(x, stage="mlir")

@@ -106,6 +106,14 @@ def test_nearest_takes_the_exact_places(old, new, through):
     )
 
 
+def test_places_that_are_made_of_floats_are_constants():
+    """Also what is added to negative ones."""
+    f = nearest(5, 7, 3)
+    names = {eqn.primitive.name for eqn in planned(f, X).jaxpr.eqns}
+    assert "gather" in names
+    assert names.isdisjoint(("iota", "floor", "lt", "add", "select_n"))
+
+
 def test_images_that_grow_are_joined_last():
     f = nearest(12, 48, 5)
     np.testing.assert_array_equal(pbkern.jit(f)(X), np.repeat(np.repeat(np.asarray(X), 2, 0), 4, 1))

@@ -125,14 +125,19 @@ class NumbersOfFloats:
             return closed
         numbers = KnownNumbers(self.most)
 
-        def converted(eqn, operands):
+        def computed(eqn, operands):
             results = numbers.followed(eqn, operands)
-            if results is None or not _is_rounding(eqn) or not eqn.outvars[0].aval.shape:
+            if results is None or not eqn.outvars[0].aval.shape:
+                return results
+            # What follows from numbers that are made constants here becomes a constant, too.
+            if not _is_rounding(eqn) and not any(
+                isinstance(x, np.ndarray) and x.ndim for x in operands
+            ):
                 return results
             array = numbers.numbers(results[0])
             return results if array is None else [np.ascontiguousarray(array)]
 
-        rules = numbers.rules() | {"convert_element_type": converted}
+        rules = numbers.rules() | dict.fromkeys(EXACT, computed)
         return retrace(closed, rules, numbers.note_constant)
 
 
