@@ -75,9 +75,6 @@ def register_bits(nest: Nest, along: str | None = None) -> int:
         and (along is None or nest.reductions or along in node.symbols)
     ]
     widths += [BITS[compute_el(reduction.dtype)] for reduction in nest.reductions]
-    import os
-    if os.environ.get("N27") and any(isinstance(node, Op) and node.dtype.name=="float16" and node.info.primitive not in ("convert_element_type","select_n") for node in nest.nodes()):
-        widths.append(32)
     widths += [BITS[compute_el(store.buf.dtype)] for store in nest.stores]
     return max([width for width in widths if width > 1], default=8)
 
