@@ -54,6 +54,8 @@ from pbkern.fuse.emit.written_kernels.fuse_neighbours import FuseNeighbours
 from pbkern.fuse.graph import Node, Partition
 from pbkern.fuse.indexing.gather_hoisting import HoistGathers
 from pbkern.fuse.indexing.gather_to_select import GathersToSelects
+from pbkern.fuse.indexing.known_numbers import NumbersOfFloats
+from pbkern.fuse.indexing.places_as_views import PlacesAsViews
 from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
 from pbkern.fuse.indexing.reshape_motion import MoveReshapes
 from pbkern.fuse.indexing.row_views import ViewRows
@@ -142,6 +144,11 @@ FUSE_PASSES = (
         "places that a program computes for itself are not checked",
     ),
     Pass(
+        "numbers of floats",
+        NumbersOfFloats(),
+        "places that are computed in floats are exact; before quotients become products",
+    ),
+    Pass(
         "hoist constants",
         _of_jaxpr(hoist_constants_of_bodies),
         "bodies of loops and branches read operands alone",
@@ -185,6 +192,11 @@ FUSE_PASSES = (
         "read cases",
         _of_jaxpr(read_cases),
         "an update is not stored for one that reads beside it",
+    ),
+    Pass(
+        "places as views",
+        PlacesAsViews(),
+        "gathers and sums at places that are known are slices and broadcasts, which fuse",
     ),
     Pass("repeat first", _of_jaxpr(repeats_to_broadcasts), "repeats are broadcasts, which fuse"),
     Pass(

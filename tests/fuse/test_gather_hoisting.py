@@ -152,8 +152,8 @@ def test_gathers_of_gathers(name):
 
 def test_gathers_of_gathers_are_one_of_whole_vectors():
     x = jax.ShapeDtypeStruct((4, 60, 81, 16), jnp.float32)
-    resized = pbkern.jit(lambda x: jax.image.resize(x, (4, 120, 162, 16), "nearest"))
+    resized = pbkern.jit(lambda x: jax.image.resize(x, (4, 100, 135, 16), "nearest"))
     gathering = [row for row in resized.as_text(x, stage="nests").splitlines() if "gather " in row]
     assert len(gathering) == 1
-    assert gathering[0].count("%a0[") == 1
+    assert gathering[0].partition("=")[2].count("%a") == 1
     assert "vector.gather" not in resized.as_text(x, stage="mlir")

@@ -32,6 +32,14 @@ def _slice(params: dict, x: np.ndarray) -> np.ndarray:
     return x[tuple(map(slice, params["start_indices"], params["limit_indices"], strides))]
 
 
+def iota_numbers(params: dict) -> np.ndarray:
+    """The numbers of an iota of these parameters: a view of one line."""
+    line = [1] * len(params["shape"])
+    line[params["dimension"]] = -1
+    counted = np.arange(params["shape"][params["dimension"]]).astype(params["dtype"])
+    return np.broadcast_to(counted.reshape(line), params["shape"])
+
+
 # Primitive -> (its parameters, operand) -> result.
 VIEWS: dict[str, Callable[[dict, np.ndarray], np.ndarray]] = {
     "broadcast_in_dim": _broadcast_in_dim,

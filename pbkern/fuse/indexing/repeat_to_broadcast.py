@@ -10,7 +10,7 @@ groups, are better stored while they are small.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from jax import lax
 from jax.extend import core as jex
@@ -30,23 +30,21 @@ def repeats_to_broadcasts(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     )
     if not moves and not has_calls(closed):
         return closed
-    seen = _Repeats(set(_only_moved(closed.jaxpr)))
+    seen = _Repeats(set(only_moved(closed.jaxpr, ("broadcast_in_dim", "reshape"))))
     return retrace(closed, {"broadcast_in_dim": seen.broadcast_in_dim, "reshape": seen.reshape})
 
 
-def _only_moved(jaxpr: jex.Jaxpr) -> Iterator:
-    """Values that only broadcasts and reshapes read, on the way to results."""
+def only_moved(jaxpr: jex.Jaxpr, movers: Container[str]) -> Iterator:
+    """Values that only equations of these primitives read, on the way to results."""
     read: set = set()
     for eqn in reversed(jaxpr.eqns):
-        moves = eqn.primitive.name in ("broadcast_in_dim", "reshape") and read.isdisjoint(
-            eqn.outvars
-        )
-        if moves:
-            yield eqn.outvars[0]
-        else:
+        is_moved = read.isdisjoint(eqn.outvars)
+        if is_moved:
+            yield from eqn.outvars
+        if not is_moved or eqn.primitive.name not in movers:
             read.update(var for var in eqn.invars if not isinstance(var, jex.Literal))
         for inner in inner_jaxprs(eqn):
-            yield from _only_moved(inner.jaxpr)
+            yield from only_moved(inner.jaxpr, movers)
 
 
 class _Repeats:

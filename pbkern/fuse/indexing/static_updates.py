@@ -22,6 +22,7 @@ from pbkern.core.jaxprs.walks import inner_jaxprs
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.ops.top_k import by_sorting
+from pbkern.core.ops.views import iota_numbers
 from pbkern.core.passes import threshold
 from pbkern.dsl.interpret import numpy_result
 from pbkern.fuse.access.windows_contractions import REDUCERS
@@ -48,14 +49,6 @@ ARITHMETIC = frozenset(
     "add sub mul min max lt ge clamp select_n convert_element_type reshape squeeze concatenate "
     "broadcast_in_dim iota".split()
 )
-
-
-def _iota(eqn) -> np.ndarray:
-    params = eqn.params
-    line = [1] * len(params["shape"])
-    line[params["dimension"]] = -1
-    counted = np.arange(params["shape"][params["dimension"]], dtype=params["dtype"])
-    return np.broadcast_to(counted.reshape(line), params["shape"])
 
 
 class Constants:
@@ -96,7 +89,9 @@ class Constants:
         operands = [self.value(atom) for atom in eqn.invars]
         if any(operand is None for operand in operands):
             return None
-        return _iota(eqn) if eqn.primitive.name == "iota" else numpy_result(eqn, operands)
+        if eqn.primitive.name == "iota":
+            return iota_numbers(eqn.params)
+        return numpy_result(eqn, operands)
 
 
 def _handed_in(eqn) -> Iterator[tuple]:

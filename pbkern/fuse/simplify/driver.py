@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -188,23 +189,36 @@ def _branch_for(platform: str) -> Rewrite:
     return rewrite
 
 
-def retrace(closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite]) -> jex.ClosedJaxpr:
+def retrace(
+    closed: jex.ClosedJaxpr,
+    rewrites: dict[str, Rewrite],
+    note_constant: Callable[[object, object], None] | None = None,
+) -> jex.ClosedJaxpr:
     """Rewrites equations of a function: primitive name -> Rewrite. Drops those that nothing reads then.
 
     Without rewrites it merges equal equations and inlines calls. With rewrites, a function that has none of their
-    equations, and no calls, is returned as it is.
+    equations, and no calls, is returned as it is. note_constant: is told, of each constant of the function, which value the
+    equations get and the constant that it stands for.
     """
     if rewrites and not _is_concerned(closed, rewrites):
         return closed
-    return _retraced(closed, rewrites, everywhere=not rewrites)
+    return _retraced(
+        closed, rewrites, everywhere=not rewrites, note_constant=note_constant or (lambda *_: None)
+    )
 
 
 def _retraced(
-    closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite], *, everywhere: bool
+    closed: jex.ClosedJaxpr,
+    rewrites: dict[str, Rewrite],
+    *,
+    everywhere: bool,
+    note_constant: Callable[[object, object], None] = lambda *_: None,
 ) -> jex.ClosedJaxpr:
     """`everywhere`: also bodies of control flow that have none of the rewrites' equations."""
     avals = [_strong(var.aval) for var in closed.jaxpr.invars]
-    traced = jax.make_jaxpr(lambda *args: _run(closed, args, rewrites, everywhere))(*avals)
+    traced = jax.make_jaxpr(lambda *args: _run(closed, args, rewrites, everywhere, note_constant))(
+        *avals
+    )
     return drop_dead(traced)
 
 
@@ -228,7 +242,9 @@ def _unsharded(params: dict) -> dict:
     return params | dict.fromkeys(empty) if empty else params
 
 
-def _run(closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool) -> list:
+def _run(
+    closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool, note_constant: Callable
+) -> list:
     """Binds every equation again. Merges equal ones and applies rewrites."""
     seen = _Seen()
     uniform = Splat(rewrites)
@@ -274,6 +290,7 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool) -> lis
     def constant(value):
         standing = constant_value(value)
         known.note_constant(standing, value)
+        note_constant(standing, value)
         return standing
 
     def bind_anew(eqn, operands):
@@ -284,8 +301,10 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict, everywhere: bool) -> lis
         if eqn.primitive.name == "cond" and isinstance(operands[0], (np.ndarray, np.generic)):
             branches = eqn.params["branches"]
             taken = branches[int(np.clip(operands[0], 0, len(branches) - 1))]
-            return keep_types(_run(taken, operands[1:], rewrites, everywhere), eqn.outvars)
-        params = _unsharded(_simplify_inner(eqn, rewrites, everywhere))
+            return keep_types(
+                _run(taken, operands[1:], rewrites, everywhere, note_constant), eqn.outvars
+            )
+        params = _unsharded(_simplify_inner(eqn, rewrites, everywhere, note_constant))
         if eqn.effects:
             return bind_again(eqn, operands, params)
         results, key = seen.find(eqn.primitive, operands, params)
@@ -320,7 +339,7 @@ def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, constant, caller=None) -> li
     return [read(var) for var in jaxpr.outvars]
 
 
-def _simplify_inner(eqn, rewrites: dict, everywhere: bool) -> dict:
+def _simplify_inner(eqn, rewrites: dict, everywhere: bool, note_constant: Callable) -> dict:
     """Parameters with simplified jaxprs of control flow."""
     if eqn.primitive.name not in CONTROL:
         return eqn.params
@@ -333,7 +352,8 @@ def _simplify_inner(eqn, rewrites: dict, everywhere: bool) -> dict:
             with during(in_control_flow, True):
                 traced = jax.make_jaxpr(
                     lambda *args: keep_types(
-                        _run(value, args, rewrites, everywhere), value.jaxpr.outvars
+                        _run(value, args, rewrites, everywhere, note_constant),
+                        value.jaxpr.outvars,
                     )
                 )(*avals)
             return drop_dead(traced)
