@@ -34,8 +34,8 @@ def emit_loop(name: str, schedule: Schedule, loop: KernelLoop, compiler_params: 
         values: dict[Any, Any] = {var: ref[...] for var, ref in zip(operands, refs)}
         for node in loop.constants:
             values |= _computed(node, values, blocks)
-        made = _run(eqn, loop.node.inner, [values[var] for var in eqn.invars], blocks)
-        values |= dict(zip(eqn.outvars, made, strict=True))
+        stepped = _run(eqn, loop.node.inner, [values[var] for var in eqn.invars], blocks)
+        values |= dict(zip(eqn.outvars, stepped, strict=True))
         for ref, var in zip(refs[len(operands) :], results, strict=True):
             ref[...] = values[var]
 
@@ -86,8 +86,8 @@ def _traced(inner: Inner, blocks: ProgramBlocks) -> jex.ClosedJaxpr:
         for node in inner.ordered:
             if node.kind == "control":
                 (eqn,) = node.eqns
-                made = _run(eqn, node.inner, [values[var] for var in eqn.invars], blocks)
-                values |= dict(zip(eqn.outvars, made))
+                stepped = _run(eqn, node.inner, [values[var] for var in eqn.invars], blocks)
+                values |= dict(zip(eqn.outvars, stepped))
             else:
                 values |= _computed(node, values, blocks)
         return [values[var] for var in inner.jaxpr.outvars]

@@ -285,10 +285,12 @@ def _in_kernel(
       blocks: what one program has of each value.
     """
     (eqn,) = node.eqns
+    sizes = machine.sizes
+    most = sizes.shared_loop_elements if blocks.grid else sizes.loop_elements
     makers = [
         maker
         for maker in dict.fromkeys(constants[var] for var in atoms(eqn) if var in constants)
-        if _is_small(maker, blocks, machine.sizes.loop_elements)
+        if _is_small(maker, blocks, most)
     ]
     loop = KernelLoop(node, tuple(makers), blocks)
     reads = [(var, blocks.access(var)) for var in loop.reads()]

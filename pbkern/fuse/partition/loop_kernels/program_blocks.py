@@ -108,7 +108,8 @@ def cut_loop(
     node: Node, results: Sequence[jex.Var], extents: tuple[int, ...], widths: tuple[int, ...]
 ) -> ProgramBlocks | None:
     """Blocks of all values of a loop, if each result is cut by each of these grid axes; None if not."""
-    walk = _Walk(ProgramBlocks(extents, widths, {}))
+    axes: dict[jex.Var, Axes] = {}
+    walk = _BlockWalk(axes, ProgramBlocks(extents, widths, axes))
     for result in results:
         further = next(walk.with_result(node, result), None)
         if further is None:
@@ -118,21 +119,23 @@ def cut_loop(
 
 
 @dataclass
-class _Walk:
+class _BlockWalk:
     """Walks a loop from blocks of results to blocks of operands.
 
     Attributes:
-      blocks: those found so far.
+      axes: those found so far.
+      blocks: of these axes.
       walked: group -> its results that have been followed to operands.
     """
 
+    axes: dict[jex.Var, Axes]
     blocks: ProgramBlocks
     walked: dict[Node, list] = field(default_factory=dict)
 
-    def with_result(self, node: Node, result: jex.Var) -> Iterator[_Walk]:
+    def with_result(self, node: Node, result: jex.Var) -> Iterator[_BlockWalk]:
         """Walks that go on from a further result, one for each way in which grid axes may cut it."""
         shape, count = array_aval(result).shape, len(self.blocks.extents)
-        known = self.blocks.axes.get(result)
+        known = self.axes.get(result)
         if known is not None:
             if set(known) >= set(range(count)):
                 yield self
@@ -141,8 +144,9 @@ class _Walk:
             if tuple(shape[dim] for dim in dims) != self.blocks.extents:
                 continue
             axes = tuple(dims.index(dim) if dim in dims else None for dim in range(len(shape)))
-            all_axes = {**self.blocks.axes, result: axes}
-            further = _Walk(replace(self.blocks, axes=all_axes), dict(self.walked))
+            all_axes = {**self.axes, result: axes}
+            blocks = replace(self.blocks, axes=all_axes)
+            further = _BlockWalk(all_axes, blocks, dict(self.walked))
             try:
                 further.control(node)
             except (NeedsWhole, UnsupportedOp, Unfusable):
@@ -151,7 +155,7 @@ class _Walk:
 
     def set(self, var: jex.Var, axes: Axes) -> None:
         """Raises Unfusable if the value is needed in another form as well."""
-        if self.blocks.axes.setdefault(var, axes) != axes:  # type: ignore[attr-defined]
+        if self.axes.setdefault(var, axes) != axes:
             raise Unfusable("a value is needed by parts and in other parts, or as a whole")
 
     def control(self, node: Node) -> None:
@@ -163,30 +167,30 @@ class _Walk:
         for var in _deciding(node):
             self.set(var, (None,) * len(array_aval(var).shape))
         count = -1
-        while len(self.blocks.axes) > count:
-            count = len(self.blocks.axes)
-            for values, others, leading in links:
-                self.link(values, others, leading)
+        while len(self.axes) > count:
+            count = len(self.axes)
+            for values, equals, leading in links:
+                self.link(values, equals, leading)
             for inner in node.inner.values():
                 for each in reversed(inner.ordered):
                     self.node(each)
 
-    def link(self, values: Iterable[Atom], others: Iterable[Atom], leading: int) -> None:
+    def link(self, values: Iterable[Atom], equals: Iterable[Atom], leading: int) -> None:
         """Gives equal values equal blocks. `values` have `leading` further dimensions in front, of steps."""
-        for value, other in zip(values, others):
-            if isinstance(value, jex.Literal) or isinstance(other, jex.Literal):
+        for value, equal in zip(values, equals):
+            if isinstance(value, jex.Literal) or isinstance(equal, jex.Literal):
                 continue
-            axes = self.blocks.axes.get(value)
+            axes = self.axes.get(value)
             if axes is not None:
                 if any(axis is not None for axis in axes[:leading]):
                     raise Unfusable("steps would be cut")
-                self.set(other, axes[leading:])
-            elif other in self.blocks.axes:
-                self.set(value, (None,) * leading + self.blocks.axes[other])
+                self.set(equal, axes[leading:])
+            elif equal in self.axes:
+                self.set(value, (None,) * leading + self.axes[equal])
 
     def node(self, node: Node) -> None:
         """Follows those results of a node that have blocks to its operands."""
-        outputs = [var for var in node.outputs if var in self.blocks.axes]
+        outputs = [var for var in node.outputs if var in self.axes]
         if not outputs:
             return
         if node.kind == "control":
