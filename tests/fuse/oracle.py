@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
+from pbkern.core.jaxprs.retracing import retrace
+from pbkern.core.jaxprs.walks import equations, inner_jaxprs
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import BufferKind, Cond, Copy, HostWhile, Launch, Loop
 from pbkern.dsl.interpret import interpret
@@ -48,8 +51,25 @@ def window(mapping, start):
     return tuple(inside), tuple(block)
 
 
+def of_program(body, ids):
+    """A body whose loops and branches know the program's numbers."""
+    if not any(
+        eqn.primitive.name == "program_id"
+        for outer in body.jaxpr.eqns
+        for inner in inner_jaxprs(outer)
+        for eqn in equations(inner.jaxpr)
+    ):
+        return body
+    return retrace(
+        body,
+        lambda eqn, *_: (
+            [jnp.int32(ids[eqn.params["axis"]])] if eqn.primitive.name == "program_id" else None
+        ),
+    )
+
+
 def run_body(kernel, ids, blocks, cells):
-    jaxpr = kernel.body.jaxpr
+    jaxpr = of_program(kernel.body, ids).jaxpr
     env = dict(zip(jaxpr.invars[len(blocks) :], cells))
     refs = dict(zip(jaxpr.invars, blocks))
     read = lambda a: np.asarray(a.val, a.aval.dtype) if isinstance(a, jex.Literal) else env[a]

@@ -257,10 +257,42 @@ def of_other_columns(x):
         lambda x: lax.associative_scan(jnp.add, x[:, 0]),
         lambda x: lax.associative_scan(jnp.add, x, axis=1),
         lambda x: lax.associative_scan(jnp.add, x[:8]),
-        lambda x: lax.associative_scan(jnp.add, jnp.tile(x, (1, 100))),
     ],
 )
 def test_what_stays(f):
     x = rows(32, 16)
     assert "scan[" not in jaxpr_text(f, x)
     np.testing.assert_allclose(pbkern.jit(f)(x), jax.jit(f)(x), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(41, 3, 3), (33, 70, 2, 2), (20, 300, 3, 3)])
+def test_products_of_matrices_as_people_write_them(shape):
+    """jnp.matmul leaves out batch dimensions of one element, which calls on one element have."""
+    x = rows(*shape) / shape[-1]
+    want, carry = [], np.eye(shape[-1])
+    for matrix in x.astype(np.float64):
+        carry = matrix @ carry
+        want.append(carry)
+    f = lambda x: lax.associative_scan(lambda before, after: after @ before, x)
+    assert "scan[" in jaxpr_text(f, x)
+    np.testing.assert_allclose(pbkern.jit(f)(x), want, rtol=2e-5)
+
+
+@given(
+    n=st.integers(16, 60),
+    width=st.integers(250, 700),
+    combined=st.sampled_from([linear, max_plus]),
+    reverse=st.booleans(),
+)
+@settings(deadline=None, max_examples=10)
+def test_wide_steps_are_shared_by_programs(n, width, combined, reverse):
+    x, y = rows(n, width), rows(n, width, seed=1)
+    f = lambda x, y: lax.associative_scan(combined, (x, y), reverse=reverse)
+    assert is_loop(f, x, y)
+    for got, want in zip(pbkern.jit(f)(x, y), sequential(combined, (x, y), reverse), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_wide_steps_whose_elements_need_each_other_stay():
+    f = lambda x: lax.associative_scan(lambda a, b: a + b - 0.0 * (a + b).sum(-1, keepdims=True), x)
+    assert not is_loop(f, rows(40, 300))

@@ -37,6 +37,7 @@ class Sizes:
       leaves_out_hidden: whether attention leaves out keys that a mask hides which is known as the kernel runs, chunk by chunk.
       cuts_planes: whether a plane of few short lines is cut as well where each element is made of several.
       loop_elements: most elements of each value of a loop's body that runs inside one kernel; 0: loops stay outside.
+      shared_loop_elements: the same for one of several programs that share a loop.
       square_side: elements along each side of the square blocks from which a kernel with halos is searched again.
       line_parts: elements of parts of a line that one program may take.
       even_part: parts of lines are multiples of this many elements, unless they are shorter.
@@ -68,6 +69,7 @@ class Sizes:
     leaves_out_hidden: bool
     cuts_planes: bool
     loop_elements: int
+    shared_loop_elements: int
     square_side: int
     line_parts: tuple[int, ...]
     even_part: int

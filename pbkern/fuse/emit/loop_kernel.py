@@ -1,4 +1,4 @@
-"""Loop over small values -> dsl.Kernel: one program, whose body is the loop."""
+"""Loop over small values -> dsl.Kernel: programs whose body is the loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from jax.extend import core as jex
 
 from pbkern.core.jax_types import array_aval
 from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.specs import BlockSpec
 from pbkern.dsl.trace import trace_kernel
 from pbkern.fuse.access.blocks import BodyContext, request, run_steps
-from pbkern.fuse.access.rules import whole
 from pbkern.fuse.graph import Inner, Node
-from pbkern.fuse.partition.loops_in_kernels import KernelLoop
+from pbkern.fuse.partition.loop_kernels.loops_in_kernels import KernelLoop
+from pbkern.fuse.partition.loop_kernels.program_blocks import ProgramBlocks
 from pbkern.fuse.tiling.schedule import Schedule
 
 from .group_kernel import array_type
@@ -27,19 +28,24 @@ def emit_loop(name: str, schedule: Schedule, loop: KernelLoop, compiler_params: 
     operands = [var for var, _ in schedule.requests.inputs]
     results = [var for var, _ in schedule.outputs]
     (eqn,) = loop.node.eqns
+    blocks = loop.blocks
 
     def body(*refs) -> None:
         values: dict[Any, Any] = {var: ref[...] for var, ref in zip(operands, refs)}
         for node in loop.constants:
-            values |= _computed(node, values)
-        values_of = _run(eqn, loop.node.inner, [values[var] for var in eqn.invars])
-        for ref, value in zip(refs[len(operands) :], values_of, strict=True):
-            ref[...] = value
+            values |= _computed(node, values, blocks)
+        stepped = _run(eqn, loop.node.inner, [values[var] for var in eqn.invars], blocks)
+        values |= dict(zip(eqn.outvars, stepped, strict=True))
+        for ref, var in zip(refs[len(operands) :], results, strict=True):
+            ref[...] = values[var]
 
     return trace_kernel(
         body,
         in_types=[array_type(array_aval(var)) for var in operands],
         out_types=[array_type(array_aval(var)) for var in results],
+        grid=blocks.grid,
+        in_specs=[_block_spec(var, blocks) for var in operands] if blocks.grid else None,
+        out_specs=[_block_spec(var, blocks) for var in results] if blocks.grid else None,
         compiler_params=compiler_params,
         name=name,
         x64=True,
@@ -47,9 +53,20 @@ def emit_loop(name: str, schedule: Schedule, loop: KernelLoop, compiler_params: 
     )
 
 
-def _run(eqn: jex.JaxprEqn, inner: Mapping[str, Inner], args: Sequence) -> list:
-    """Control flow on values, with the bodies as their groups compute them."""
-    bodies = {name: _traced(part) for name, part in inner.items()}
+def _block_spec(var: jex.Var, blocks: ProgramBlocks) -> BlockSpec:
+    starts = [next(iter(span.start.symbols), None) for span in blocks.access(var)]
+
+    def index(*grid) -> tuple:
+        return tuple(0 if axis is None else grid[axis] for axis in starts)
+
+    return BlockSpec(blocks.shape(var), index)
+
+
+def _run(
+    eqn: jex.JaxprEqn, inner: Mapping[str, Inner], args: Sequence, blocks: ProgramBlocks
+) -> list:
+    """Control flow on blocks of values, with the bodies as their groups compute them."""
+    bodies = {name: _traced(part, blocks) for name, part in inner.items()}
     params = dict(eqn.params)
     if eqn.primitive.name == "cond":
         params["branches"] = tuple(bodies.values())
@@ -58,41 +75,39 @@ def _run(eqn: jex.JaxprEqn, inner: Mapping[str, Inner], args: Sequence) -> list:
     return eqn.primitive.bind(*args, **params)
 
 
-def _traced(inner: Inner) -> jex.ClosedJaxpr:
+def _traced(inner: Inner, blocks: ProgramBlocks) -> jex.ClosedJaxpr:
     """A body, as equations of the kernel."""
     types = [
-        jax.ShapeDtypeStruct(array_aval(var).shape, array_aval(var).dtype)
-        for var in inner.jaxpr.invars
+        jax.ShapeDtypeStruct(blocks.shape(var), array_aval(var).dtype) for var in inner.jaxpr.invars
     ]
 
     def body(*args) -> list:
         values: dict[Any, Any] = dict(zip(inner.jaxpr.invars, args))
         for node in inner.ordered:
-            (first, *_) = node.eqns
-            if node.kind == "group":
-                values |= _computed(node, values)
-            elif node.kind == "control":
-                values_of = _run(first, node.inner, [values[var] for var in first.invars])
-                values |= dict(zip(first.outvars, values_of))
+            if node.kind == "control":
+                (eqn,) = node.eqns
+                stepped = _run(eqn, node.inner, [values[var] for var in eqn.invars], blocks)
+                values |= dict(zip(eqn.outvars, stepped))
             else:
-                source, *_ = first.invars
-                values[first.outvars[0]] = first.primitive.bind(values[source], **first.params)
+                values |= _computed(node, values, blocks)
         return [values[var] for var in inner.jaxpr.outvars]
 
     return jax.make_jaxpr(body)(*types)
 
 
-def _computed(node: Node, values: Mapping) -> dict:
-    """Results of a group, from whole values."""
-    wanted = [(var, tuple(map(whole, array_aval(var).shape))) for var in node.outputs]
+def _computed(node: Node, values: Mapping, blocks: ProgramBlocks) -> dict:
+    """Results of a group or of a view, from a program's blocks of values."""
+    wanted = [(var, blocks.access(var)) for var in node.outputs]
     requests = request(node.eqns, wanted)
-    blocks = {}
+    operands = {}
     for var, hull in requests.inputs:
-        starts = [span.start.const for span in hull]
+        starts = [
+            span.start.const - all_of.start.const for span, all_of in zip(hull, blocks.access(var))
+        ]
         ends = [start + span.size for start, span in zip(starts, hull)]
-        full = ends == list(array_aval(var).shape) and not any(starts)
-        blocks[var, hull] = values[var] if full else lax.slice(values[var], starts, ends)
+        full = tuple(ends) == blocks.shape(var) and not any(starts)
+        operands[var, hull] = values[var] if full else lax.slice(values[var], starts, ends)
     is_number = not requests.inputs and all(not access for _, access in wanted)
     with jax.ensure_compile_time_eval() if is_number else contextlib.nullcontext():
-        get = run_steps(requests, blocks, BodyContext())
+        get = run_steps(requests, operands, BodyContext())
         return {var: get(var, access) for var, access in wanted}

@@ -21,16 +21,18 @@ from pbkern.core.jaxprs.retracing import retrace
 from pbkern.core.jaxprs.walks import equations, inner_jaxprs, primitive_names
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
+from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.options import FuseOptions
 
-from .recursion_reader import Recursion, recursions
+from .recursion_reader import Recursion, independent_axes, recursions
 
 
 @dataclass(frozen=True)
 class TreesToScans:
-    """Replaces recursions along the leading dimension whose steps fill vectors, and that one core ends soon.
+    """Replaces recursions along the leading dimension whose steps fill vectors, and that few programs end soon.
 
-    A single line of numbers would wait for each sum in turn. A loop runs on one core, the recursion's kernels on all.
+    A single line of numbers would wait for each sum in turn. A loop runs on as many cores as there are programs of independent
+    elements in a step, the recursion's kernels on all.
     """
 
     fewest_step_elements: int = threshold(
@@ -39,7 +41,17 @@ class TreesToScans:
     )
     most_elements: int = threshold(
         1 << 17,
-        "elements of an array. Linear recurrence, two threads of Zen 4: 4096 x 16 76 us, a loop 29; 512 x 1024 750, 950",
+        "elements of an array that one core combines while all cores start the recursion's kernels. Linear recurrence, two "
+        "threads of Zen 4: 4096 x 16 76 us, a loop 29",
+    )
+    recursion_work: int = threshold(
+        4,
+        "cores that the recursion needs to be as fast as a loop on one. Linear recurrence 65536 x 16: 1.3 ms on two threads "
+        "of Zen 4, a loop on one 0.23",
+    )
+    program_elements: int = threshold(
+        64,
+        "independent elements of a step that are worth a program (fuse/partition/loop_kernels/loops_in_kernels.py)",
     )
     fewest_steps: int = threshold(
         16, "elements along the dimension; below, the levels are few and fuse. Source: not recorded"
@@ -55,21 +67,30 @@ class TreesToScans:
                 result: recursion
                 for jaxpr in _all_jaxprs(inlined.jaxpr)
                 for recursion in recursions(jaxpr, self.fewest_steps)
-                if self._pays(recursion, options.machine.sizes.loop_elements)
+                if self._pays(recursion, options.machine)
                 for result in recursion.results
                 if result is not None
             }
         )
         return retrace(inlined, replacements.rewrite) if replacements.recursions else closed
 
-    def _pays(self, recursion: Recursion, most_step_elements: int) -> bool:
+    def _pays(self, recursion: Recursion, machine: CostModel) -> bool:
         shapes = [x.aval.shape for x in recursion.operands]
         widest = max(math.prod(shape[1:]) for shape in shapes)
-        steps = shapes[0][0]
+        independent = math.prod(shapes[0][axis] for axis in independent_axes(recursion))
+        sizes = machine.sizes
+        fits = widest <= sizes.loop_elements or (
+            widest <= independent * sizes.shared_loop_elements and independent > 1
+        )
+        programs = min(max(independent // self.program_elements, 1), machine.cores)
         return (
             recursion.axis == 0
-            and self.fewest_step_elements <= widest <= most_step_elements
-            and steps * widest <= self.most_elements
+            and widest >= self.fewest_step_elements
+            and fits
+            and (
+                shapes[0][0] * widest <= self.most_elements
+                or programs * self.recursion_work >= machine.cores
+            )
         )
 
 

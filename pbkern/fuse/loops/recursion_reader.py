@@ -96,6 +96,18 @@ class Recursion:
     combination: Combination
 
 
+def independent_axes(recursion: Recursion) -> list[int]:
+    """Further axes of the operands along which f combines each element by itself, with elements at the same place."""
+    shapes = [array_aval(x).shape for x in recursion.operands]
+    return [
+        axis
+        for axis in range(min(map(len, shapes)))
+        if axis != recursion.axis
+        and len({shape[axis] for shape in shapes}) == 1
+        and _is_independent(axis, recursion.combination)
+    ]
+
+
 def recursions(jaxpr: jex.Jaxpr, fewest: int) -> Iterator[Recursion]:
     """The recursions of a jaxpr, outermost levels only.
 
@@ -447,6 +459,13 @@ class _Match:
         reader.note(eqn)
 
     def equation(self, expected, eqn) -> None:
+        product = None if eqn is None else self.product_of_one(expected, eqn)
+        if product is not None:
+            self.reader.note(eqn, *product)
+            self.reader.equals.setdefault(id(expected), expected.params)
+            *squeezes, _ = product
+            self.all(expected.invars, [squeeze.invars[0] for squeeze in squeezes])
+            return
         if (
             eqn is None
             or eqn.primitive is not expected.primitive
@@ -461,6 +480,46 @@ class _Match:
         self.reader.note(eqn)
         self.reader.equals[id(expected)] = eqn.params
         self.all(expected.invars, eqn.invars)
+
+    def product_of_one(self, expected, eqn) -> list[jex.JaxprEqn] | None:
+        """The equations of a product without the dimension of its one element along the axis, which `eqn` gives back.
+
+        jnp.matmul leaves out batch dimensions of one element. Returns the squeezes of both operands, and the product.
+        """
+        producer = self.reader.graph.producer
+        if expected.primitive.name != "dot_general" or eqn.primitive.name != "broadcast_in_dim":
+            return None
+        dot = producer(eqn.invars[0], "dot_general")
+        if dot is None or self.lengths[0] != 1:
+            return None
+        squeezes = [producer(var, "squeeze") for var in dot.invars]
+        if None in squeezes:
+            return None
+        axes = [squeeze.params["dimensions"] for squeeze in squeezes]
+        contracted, batch = expected.params["dimension_numbers"]
+        for place, dims in enumerate(zip(*batch)):
+            rest = tuple(
+                [axis - (axis > gone) for axis in each if axis != gone]
+                for sides in (contracted, batch)
+                for each, gone in zip(sides, dims)
+            )
+            given = [list(each) for sides in dot.params["dimension_numbers"] for each in sides]
+            result_dims = tuple(axis for axis in range(eqn.outvars[0].aval.ndim) if axis != place)
+            if (
+                axes == [(dim,) for dim in dims]
+                and given == list(rest)
+                and eqn.params["broadcast_dimensions"] == result_dims
+                and _equal_but_length(
+                    eqn.outvars[0].aval.shape, expected.outvars[0].aval.shape, self.lengths
+                )
+                and all(
+                    dot.params[name] == param
+                    for name, param in expected.params.items()
+                    if name != "dimension_numbers"
+                )
+            ):
+                return [*squeezes, dot]
+        return None
 
 
 def _equal_but_length(param, expected, lengths: tuple[int, int]) -> bool:
@@ -490,6 +549,20 @@ def _is_elementwise(axis: int, f: Combination) -> bool:
         if place is None:
             return False
         axes.update((var, place) for var in eqn.outvars)
+    return all(axes.get(var) == axis for var in f.outputs)
+
+
+def _is_independent(axis: int, f: Combination) -> bool:
+    """Whether f combines each element along an axis for itself. Values that do not depend on the operands may have any."""
+    axes: dict = {var: axis for var in (*f.left, *f.right) if var is not None}
+    for eqn in f.eqns:
+        moved = {var: axes[var] for var in eqn.invars if isinstance(var, jex.Var) and var in axes}
+        rule = _axis_rule(eqn.primitive.name)
+        if moved:
+            place = None if rule is None else rule(eqn, moved)
+            if place is None:
+                return False
+            axes.update((var, place) for var in eqn.outvars)
     return all(axes.get(var) == axis for var in f.outputs)
 
 

@@ -64,9 +64,11 @@ def control_node(parts, eqn, partition: Callable) -> Node:
         )
     if any(isinstance(var, jex.Literal) for var in eqn.invars):
         return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
-    inner = bodies | _time_blocks(parts, eqn, bodies, unsplit, partition)
+    several = _time_blocks(parts, eqn, bodies, unsplit, partition)
+    inner = bodies | several
     shares = _shared_operands(parts, eqn, inner)
-    return Node("control", [eqn], list(eqn.outvars), inner=inner, shares=shares)
+    single = bodies if several else {}
+    return Node("control", [eqn], list(eqn.outvars), inner=inner, single=single, shares=shares)
 
 
 def _pairs(parts, eqn, name: str, body: jex.Jaxpr) -> dict:

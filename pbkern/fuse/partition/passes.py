@@ -16,7 +16,7 @@ from .final_reductions import JoinLastStages
 from .grow_groups import GrowGroups
 from .join_softmax_chains import JoinSoftmaxChains
 from .leave_layouts_to_xla import LeaveLayouts
-from .loops_in_kernels import LoopsInKernels
+from .loop_kernels.loops_in_kernels import LoopsInKernels
 from .masked_blocks import TrimMaskedBlocks
 from .merge_groups import MergeProducers, MergeSiblings
 from .move_consumers import MoveConsumers

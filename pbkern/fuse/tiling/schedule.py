@@ -45,7 +45,7 @@ class Schedule:
       params: chosen fields of the target's CompilerParams, by name (fuse/emit/choices.py).
       aliases: (operand, result) pairs that share one array (fuse/partition/donation.py).
       wave: the wavefront that takes several steps of a loop, in place of blocks (time_skewing.py).
-      loop: control flow that runs inside the kernel, a node of fuse/graph.py (fuse/partition/loops_in_kernels.py).
+      loop: control flow that runs inside the kernel, a node of fuse/graph.py (fuse/partition/loop_kernels/)..
       online: how reductions over a long dimension are taken in chunks (online_analysis.py).
       semantics: per grid axis; fused kernels are parallel throughout.
     """

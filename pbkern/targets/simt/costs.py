@@ -49,6 +49,7 @@ THREAD_SIZES = replace(
     leaves_out_hidden=False,
     cuts_planes=True,
     loop_elements=0,
+    shared_loop_elements=0,
     square_side=64,
     line_parts=(64, 128, 256, 512, 1024, 2048),
     even_part=32,

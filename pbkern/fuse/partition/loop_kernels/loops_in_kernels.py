@@ -1,0 +1,325 @@
+"""Loops whose bodies compute little -> one kernel each, with the loop inside.
+
+    for each of 1000 steps: launch kernel (2 operations on a scalar)    ->    launch kernel (1000 steps)
+
+A step of the host's loop calls a function for each kernel, and carries go through memory. Inside a
+kernel, code generation holds them in registers. Where elements need nothing of each other, programs
+share them (program_blocks.py). fuse/emit/loop_kernel.py emits the kernel; the groups of the body say
+what it computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from jax.extend import core as jex
+
+from pbkern._jax import params_of
+from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jaxprs.walks import atoms
+from pbkern.core.lazy_dataclass import dataclass
+from pbkern.core.passes import threshold
+from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request, volume
+from pbkern.fuse.access.rules import NeedsWhole
+from pbkern.fuse.cost.kinds import itemsize, nbytes
+from pbkern.fuse.cost.model import Cost, CostModel
+from pbkern.fuse.graph import Inner, Node, Partition
+from pbkern.fuse.options import FuseOptions
+from pbkern.fuse.tiling.schedule import Schedule
+
+from .program_blocks import WHOLE, ProgramBlocks, cut_loop, independent_parts
+
+LOOPS = frozenset(("scan", "while"))
+
+
+@dataclass(frozen=True)
+class LoopsInKernels:
+    """Puts loops over small values into kernels, the outermost that fit."""
+
+    most_equations: int = threshold(
+        400,
+        "equations of a loop's body, with those of loops in it: they are one function, which takes long to compile. Source: "
+        "not recorded",
+    )
+    fewest_elements: int = threshold(
+        64,
+        "elements that a program computes independently of each other, where fewer programs could have all; short rows of "
+        "each, such as a state of 4, count as one. With fewer, instructions of a step wait for each other, and two programs "
+        "take as long as one: Lorenz's equations, 4000 steps of 128, one program 79 us, two 41; a linear recurrence of 64 "
+        "42 us, two 42; Kalman's filter of 64 series 45, two 62. Zen 4, 29 November 2026",
+    )
+    held_vectors: int = threshold(
+        8,
+        "vectors of each carry that a program has where its elements depend on one element of every value, so that registers "
+        "hold them. Linear recurrence 1000 x 4096 in programs of 4 vectors: 1.58 ms, 8 1.22, 16 1.26, 64 1.47. Zen 4, "
+        "29 November 2026",
+    )
+    light_operations: float = threshold(
+        8.0,
+        "operations of a step, per element, beyond which registers hold half as many. Lorenz's equations, 1000 x 10001: 4 "
+        "vectors 0.65 ms, 8 0.78, 16 0.96; a gated unit, 200 x 10000: 0.68, 2.2, 1.2. Zen 4, 29 November 2026",
+    )
+
+    def __call__(
+        self, parts: Partition, options: FuseOptions, results: Collection[jex.Var]
+    ) -> Partition:
+        """`results`: the function's, among values of the partition."""
+        if options.machine.sizes.loop_elements:
+            self._visit(parts.nodes, options.machine, results)
+        return parts
+
+    def _visit(
+        self, nodes: list[Node], machine: CostModel, results: Collection[jex.Var]
+    ) -> list[Node]:
+        """Changes nodes in place; returns those that are no longer needed, which are removed."""
+        read = set(results).union(*(node.reads() for node in nodes))
+        loops = []
+        for node in (each for each in nodes if each.kind == "control"):
+            if node.eqns[0].primitive.name in LOOPS:
+                results_read = [var for var in node.outputs if var in read]
+                loop = _by_single_steps(node)
+                blocks = self._blocks(loop, machine, results_read, bool(node.single))
+                if blocks is not None:
+                    loops.append((node, loop, results_read, blocks))
+                    continue
+            for inner in node.inner.values():
+                results_here = {
+                    var for var in inner.jaxpr.outvars if not isinstance(var, jex.Literal)
+                }
+                for gone in self._visit(inner.partition.nodes, machine, results_here):
+                    inner.ordered.remove(gone)
+        constants = {
+            var: node
+            for node in nodes
+            if node.kind == "group" and _is_plain(node) and not node.reads()
+            for var in node.outputs
+        }
+        for node, loop, results_read, blocks in loops:
+            node.schedule = _in_kernel(loop, machine, constants, results_read, blocks)
+            node.kind, node.inner, node.outputs = "group", {}, list(results_read)
+        read = set(results).union(*(node.reads() for node in nodes))
+        unread = [
+            node for node in dict.fromkeys(constants.values()) if read.isdisjoint(node.outputs)
+        ]
+        for node in unread:
+            nodes.remove(node)
+        return unread
+
+    def _blocks(
+        self, node: Node, machine: CostModel, results: Sequence[jex.Var], is_tiled: bool
+    ) -> ProgramBlocks | None:
+        """The blocks of a loop's programs in one kernel; None if it is to stay outside."""
+        nodes = list(nodes_inside(node))
+        equations = [eqn for each in nodes for eqn in each.eqns]
+        if (
+            not all(map(_is_plain, nodes))
+            or node.shares
+            or len(equations) > self.most_equations
+            or not results
+        ):
+            return None
+        sizes = [math.prod(aval.shape) for aval in _avals(node, equations)]
+        fits = max(sizes, default=0) <= machine.sizes.loop_elements
+        if fits and not self._pays(node, machine, max(sizes, default=0)):
+            return WHOLE
+        return self._parts(node, machine, results, is_tiled) or (WHOLE if fits else None)
+
+    def _pays(self, node: Node, machine: CostModel, largest: int) -> bool:
+        """Whether a loop that one program could hold is worth several. `largest`: elements of its largest value."""
+        compute = _price(KernelLoop(node, (), WHOLE), machine).compute
+        saved = compute - compute / machine.cores
+        return largest >= 2 * self.fewest_elements and saved > machine.launch_seconds
+
+    def _parts(
+        self, node: Node, machine: CostModel, results: Sequence[jex.Var], is_tiled: bool
+    ) -> ProgramBlocks | None:
+        """The blocks of several programs, if there are such.
+
+        Tiles of several steps stay where elements of a step need each other.
+        """
+        parts = independent_parts(node, results)
+        most = machine.sizes.shared_loop_elements
+        if parts is None or parts.largest_whole > most or (is_tiled and parts.largest_part > 1):
+            return None
+        lanes = machine.lanes(max(map(itemsize, results)))
+        room = most // parts.largest_part
+        if parts.largest_part == 1:
+            flops = sum(each.own_schedule.cost.flops for each in _groups_inside(node))
+            is_light = flops <= self.light_operations * math.prod(parts.extents)
+            room = min(room, lanes * self.held_vectors // (1 if is_light else 2))
+        widths = self._widths(parts, room, machine.cores, lanes)
+        if widths is None or widths == parts.extents:
+            return None
+        blocks = cut_loop(node, results, parts.extents, widths)
+        return None if blocks is None or blocks.largest_part > most else blocks
+
+    def _widths(
+        self, parts: ProgramBlocks, room: int, cores: int, lanes: int
+    ) -> tuple[int, ...] | None:
+        """Elements that a program has along each grid axis.
+
+        Args:
+          parts: the blocks for one element along each grid axis.
+          room: most elements along all grid axes.
+          cores: programs that run at the same time.
+          lanes: elements of a vector.
+        """
+        extents, least = parts.extents, parts.largest_part
+        if not room:
+            return None
+        widths: list[int] = []
+        for extent in reversed(extents):
+            width = min(extent, room)
+            if lanes < width < extent:
+                width -= width % lanes
+            widths.insert(0, width)
+            room //= width
+        for axis, extent in enumerate(extents):
+            programs = [-(-size // width) for size, width in zip(extents, widths)]
+            beside = math.prod(programs) // programs[axis]
+            wanted = -(-programs[axis] * beside // cores) * cores // beside
+            width = -(-extent // max(wanted, 1))
+            if axis == len(extents) - 1 and -(-width // lanes) * lanes < widths[axis]:
+                width = -(-width // lanes) * lanes
+            independent = math.prod(widths) // widths[axis] * width
+            independent *= least if least >= lanes else 1
+            if width < widths[axis] and independent >= self.fewest_elements:
+                widths[axis] = width
+        return tuple(widths)
+
+
+def _by_single_steps(node: Node) -> Node:
+    """Control flow whose bodies take one step at a time, and those of loops in it."""
+    bodies = {
+        name: Inner(
+            inner.jaxpr,
+            inner.partition,
+            [_by_single_steps(each) if each.kind == "control" else each for each in inner.ordered],
+            inner.steps,
+        )
+        for name, inner in (node.single or node.inner).items()
+    }
+    return Node(node.kind, node.eqns, node.outputs, inner=bodies, shares=node.shares)
+
+
+def nodes_inside(node: Node) -> Iterator[Node]:
+    """Nodes of the bodies of control flow, also of that inside them."""
+    for inner in node.inner.values():
+        for each in inner.ordered:
+            yield each
+            yield from nodes_inside(each)
+
+
+def _groups_inside(node: Node) -> Iterator[Node]:
+    return (each for each in nodes_inside(node) if each.kind == "group")
+
+
+def _bodies(node: Node) -> Iterator[Inner]:
+    for inner in node.inner.values():
+        yield inner
+        for each in inner.ordered:
+            yield from _bodies(each)
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a body's node is arithmetic on whole values, a view of them, or control flow."""
+    if node.kind == "group":
+        return node.finish is None and node.own_schedule.wave is None
+    return node.kind == "control" or (node.kind == "alias" and "start" not in node.eqns[0].params)
+
+
+def _avals(node: Node, equations: Sequence[jex.JaxprEqn]) -> Iterator:
+    """Types of the values that a step computes, reads and hands on."""
+    for eqn in equations:
+        if eqn.primitive.name not in LOOPS:  # whose xs are read element by element
+            yield from (var.aval for var in (*atoms(eqn), *eqn.outvars))
+    for inner in _bodies(node):
+        yield from (var.aval for var in (*inner.jaxpr.invars, *inner.jaxpr.outvars))
+
+
+@dataclass(frozen=True)
+class KernelLoop:
+    """Control flow inside a kernel.
+
+    Attributes:
+      node: the control flow.
+      constants: groups without operands whose results it reads.
+      blocks: what one program has of each value.
+    """
+
+    node: Node
+    constants: tuple[Node, ...]
+    blocks: ProgramBlocks
+
+    @property
+    def steps(self) -> int:
+        """Steps of a scan; 1 where values decide how many there are."""
+        (eqn,) = self.node.eqns
+        return params_of(eqn)["length"] if eqn.primitive.name == "scan" else 1
+
+    def reads(self) -> list[jex.Var]:
+        """Values that the loop reads and others make."""
+        constants = {var for node in self.constants for var in node.outputs}
+        return [var for var in dict.fromkeys(atoms(self.node.eqns[0])) if var not in constants]
+
+    def equations(self) -> list[jex.JaxprEqn]:
+        nodes = (*self.constants, *nodes_inside(self.node))
+        return [eqn for node in nodes if node.kind != "control" for eqn in node.eqns]
+
+
+def _in_kernel(
+    node: Node,
+    machine: CostModel,
+    constants: Mapping[jex.Var, Node],
+    results: Sequence[jex.Var],
+    blocks: ProgramBlocks,
+) -> Schedule:
+    """The kernel of a loop.
+
+    Args:
+      node: the loop.
+      machine: prices and sizes.
+      constants: values that are made of nothing, with their nodes.
+      results: those that are read.
+      blocks: what one program has of each value.
+    """
+    (eqn,) = node.eqns
+    sizes = machine.sizes
+    most = sizes.shared_loop_elements if blocks.grid else sizes.loop_elements
+    makers = [
+        maker
+        for maker in dict.fromkeys(constants[var] for var in atoms(eqn) if var in constants)
+        if _is_small(maker, blocks, most)
+    ]
+    loop = KernelLoop(node, tuple(makers), blocks)
+    reads = [(var, blocks.access(var)) for var in loop.reads()]
+    outputs = tuple((var, blocks.access(var)) for var in results)
+    requests = BlockRequests({}, [], reads)
+    return Schedule(blocks.grid, (), outputs, requests, _price(loop, machine), loop=loop)
+
+
+def _is_small(maker: Node, blocks: ProgramBlocks, most: int) -> bool:
+    """Whether a program can make its blocks of a constant."""
+    wanted = [(var, blocks.access(var)) for var in maker.outputs]
+    try:
+        requests = request(maker.eqns, wanted)
+    except (NeedsWhole, UnsupportedOp, Unfusable):
+        return False
+    return all(volume(hull) <= most for hulls in requests.hulls.values() for hull in hulls)
+
+
+def _price(loop: KernelLoop, machine: CostModel) -> Cost:
+    """Arithmetic of all steps one after the other, of each program on one core."""
+    costs = [each.own_schedule.cost for each in _groups_inside(loop.node)]
+    steps = loop.steps
+    programs = math.prod(loop.blocks.grid)
+    cores = sum(cost.compute * min(cost.programs, machine.cores) for cost in costs)
+    compute = steps * cores / min(programs, machine.cores)
+    moved = sum(nbytes(var.aval) for var in (*loop.reads(), *loop.node.outputs))
+    memory = moved / machine.far_bandwidth(moved) if moved else 0.0
+    flops = steps * sum(cost.flops for cost in costs)
+    held = sum(cost.scratch for cost in costs)
+    limit = max(steps * sum(cost.limit for cost in costs), moved / machine.memory_bandwidth)
+    seconds = compute + memory + machine.launch_seconds
+    return Cost(seconds, compute, memory, moved, flops, 1.0, moved + held, held, programs, limit)
