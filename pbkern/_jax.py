@@ -124,8 +124,7 @@ def fresh_aval(aval):
 
 def user_line(eqn) -> str | None:
     """`file:line:column (function)` of the user's code that made an equation, or None."""
-    place = _place_of(eqn.source_info)
-    return place and str(place)
+    return _innermost_line(eqn.source_info.traceback)
 
 
 def line_of_call(eqn) -> str | None:
@@ -179,15 +178,26 @@ def _innermost_place(traceback) -> UserLine | None:
     )
 
 
+@functools.lru_cache(maxsize=4096)
+def _innermost_line(traceback) -> str | None:
+    place = _innermost_place(traceback)
+    return place and str(place)
+
+
+def scopes_of_place(eqn) -> list[str]:
+    """The scopes of jax.named_scope around an equation, from the outermost on."""
+    stack = eqn.source_info.name_stack.stack
+    return [entry.name for entry in stack if isinstance(entry, source_info_util.Scope)]
+
+
 def context_of_place(eqn) -> str:
     """Tells an equation from others of its line: scopes of jax.named_scope, pass, and the line that called the line's function.
 
     The caller is one of the function that was traced: frames behind a decorated function's do not
     count.
     """
-    stack = eqn.source_info.name_stack.stack
-    scopes = [entry.name for entry in stack if isinstance(entry, source_info_util.Scope)]
-    is_backward = any(entry.name == "transpose" for entry in stack)
+    scopes = scopes_of_place(eqn)
+    is_backward = any(entry.name == "transpose" for entry in eqn.source_info.name_stack.stack)
     parts = [f"in {'/'.join(scopes)}"] * bool(scopes) + ["backward"] * is_backward
     caller = _caller(eqn.source_info.traceback)
     return ", ".join([*parts, f"called from {caller}"] if caller else parts)

@@ -13,6 +13,7 @@ import pbkern
 from pbkern.api.measured import measure
 from pbkern.cli import main
 from pbkern.dsl.kernel import ArrayType
+from pbkern.fuse.emit import explain as explain_module
 from pbkern.fuse.emit.explain import Explanation
 from pbkern.fuse.graph import Edge
 from pbkern.targets.host import compile
@@ -338,6 +339,31 @@ def test_times_by_line_are_those_of_the_kernels():
     assert "(layer)" in slowest
     assert list(lines.values()) == sorted(lines.values(), reverse=True)
     assert f"{lines[slowest] * 1e6:.1f} us  {slowest}" in str(report)
+
+
+def test_scopes_may_have_commas_in_their_names():
+    @pbkern.jit
+    def f(x, w):
+        with jax.named_scope("ij, jk -> ik"):
+            y = x @ w
+        with jax.named_scope("ij, j -> i"):
+            return jnp.sin(y).sum(1)
+
+    report = f.explain(jnp.ones((64, 32)), jnp.ones((32, 48)))
+    assert set(report.by_scope()) == {"ij, jk -> ik", "ij, j -> i"}
+    assert sum(report.by_scope().values()) == pytest.approx(report.seconds)
+
+
+def test_kernels_name_their_operations_when_they_are_asked(monkeypatch):
+    named = []
+    user_line = explain_module.user_line
+    monkeypatch.setattr(
+        explain_module, "user_line", lambda eqn: named.append(eqn) or user_line(eqn)
+    )
+    report = report_of_gradient(3)
+    assert not named
+    kernel = report.kernels[0]
+    assert len(kernel.ops) == len(kernel.work) == len(kernel.contexts) == len(named) > 0
 
 
 def test_the_report_as_data():

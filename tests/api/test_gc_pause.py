@@ -1,6 +1,7 @@
 """Compilations pause Python's garbage collector, and only while they run."""
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -67,6 +68,53 @@ def test_what_lives_on_is_old_afterwards():
         lives_on, cycle = [[]], weakref.ref(Cycle())
     assert any(thing is lives_on for thing in gc.get_objects(generation=2))
     assert cycle() is None
+
+
+@pytest.fixture
+def short_generations():
+    """Forty objects are a young generation, and two collections of one a middle one."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(40, 1, 1)
+    yield
+    gc.set_threshold(*thresholds)
+
+
+def collections_after(paused_work, new):
+    """Collections of old objects while a few are made behind a pause, and what was made in the pause."""
+    generations = []
+    note = lambda phase, about: generations.append(about["generation"])
+    gc.collect()
+    with gc_pause.paused():
+        lives_on = paused_work()
+    gc.callbacks.append(note)
+    new += [[] for _ in range(400)]
+    gc.callbacks.remove(note)
+    return generations.count(2), lives_on
+
+
+def test_what_a_compilation_leaves_that_loads_modules_does_not_have_old_objects_walked(
+    monkeypatch, short_generations
+):
+    many = len(gc.get_objects()) // 2
+
+    def load():
+        monkeypatch.setitem(sys.modules, "module_of_a_first_compilation", gc)
+        return [[] for _ in range(many)]
+
+    count, lives_on = collections_after(load, [])
+    assert count == 0
+    assert any(thing is lives_on for thing in gc.get_objects(generation=2))
+
+
+def test_objects_that_a_program_has_frozen_stay_frozen(monkeypatch):
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with gc_pause.paused():
+            monkeypatch.setitem(sys.modules, "module_of_a_first_compilation", gc)
+        assert 0 < gc.get_freeze_count() <= frozen
+    finally:
+        gc.unfreeze()
 
 
 def test_a_finalizer_may_pause_it():

@@ -627,3 +627,40 @@ def test_walks_look_at_the_parameters_of_equations_once(monkeypatch):
     assert inside == ["scan", "sin"]
     assert inside == [eqn.primitive.name for eqn in equations(closed.jaxpr)]
     assert len(looked) == len(inside)
+
+
+def normalised_convolutions(x, filters):
+    """Convolutions of groups of channels that are normalised over whole images."""
+    for weights in filters:
+        groups = x.reshape(*x.shape[:3], 4, -1)
+        centred = groups - groups.mean((1, 2, 4), keepdims=True)
+        scaled = centred * jax.lax.rsqrt((centred * centred).mean((1, 2, 4), keepdims=True) + 1e-5)
+        x = jax.lax.conv_general_dilated(
+            jax.nn.silu(scaled.reshape(x.shape)),
+            weights,
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+    return x
+
+
+def test_groups_that_grow_are_probed_from_the_blocks_that_they_needed_before(monkeypatch):
+    asked, request = [], root_probe.request
+    monkeypatch.setattr(root_probe, "request", lambda *args: asked.append(args) or request(*args))
+    arguments = (
+        np.ones((2, 16, 16, 32), np.float32),
+        [np.ones((3, 3, n, m), np.float32) for n, m in [(32, 64), (64, 48), (48, 16)]],
+    )
+    kernels, counts = [], []
+    for is_incremental in (True, False):
+        if not is_incremental:
+            anew = lambda self, probed: root_probe.LeastBlocks()
+            monkeypatch.setattr(root_probe._Probed, "least_so_far", anew)
+        asked.clear()
+        kernels.append(
+            [kernel.source() for kernel in planned(normalised_convolutions, *arguments).kernels()]
+        )
+        counts.append(len(asked))
+    assert kernels[0] == kernels[1]
+    assert counts[0] < 0.7 * counts[1]

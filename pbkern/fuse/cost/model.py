@@ -156,6 +156,9 @@ class CostModel(Protocol):
     def step_price(self, step: Step) -> Price:
         """Prices one step of one program."""
 
+    def repeats_heavy_value(self, step: Step, programs: int) -> bool:
+        """Whether `kernel_cost` is None for this step alone, with so many programs, in a kernel without scatters."""
+
     def kernel_cost(
         self,
         requests: BlockRequests,

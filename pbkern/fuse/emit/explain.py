@@ -7,19 +7,20 @@ the user's source. Equal kernels and equal refusals are told once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jax.extend import core as jex
 
-from pbkern._jax import context_of_place, user_line
+from pbkern._jax import context_of_place, scopes_of_place, user_line
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.dsl.host_program import BufferKind, HostProgram
 from pbkern.fuse.algebra.contraction_precision import MATRIX_MODE, multiplies_halves
 from pbkern.fuse.cost.kinds import DATA_MOVEMENT
-from pbkern.fuse.cost.model import Cost
+from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.tiling.hidden_chunks import leaves_out_hidden
@@ -34,9 +35,10 @@ class KernelReport:
     Attributes:
       name: the kernel's.
       grid: number of programs per dimension.
-      ops: (primitive, line of the user's source) of each operation; of one step, if it has a loop.
+      equations: its operations; of one step, if it has a loop.
+      costs: the prices of its operations.
       cost: prediction.
-      finish: operations of its last stage.
+      last_stage: operations of its last stage.
       measured: seconds of one run of the kernel alone; None unless asked for.
       steps: steps of the loop in it.
       chunk_columns: columns that online reductions take at a time; 0 without such reductions.
@@ -44,15 +46,14 @@ class KernelReport:
       launches: how often one call launches it, as in a loop; None if that depends on values.
       instructions: matrix instructions that compute its products.
       precision: the mode in which its products are multiplied and added; "" where their types give it.
-      contexts: per operation, what tells it from others of its line (scope, caller).
-      work: per operation, arithmetic operations as the cost model counts them.
     """
 
     name: str
     grid: tuple[int, ...]
-    ops: tuple[tuple[str, str | None], ...]
+    equations: Sequence[jex.JaxprEqn]
+    costs: CostModel
     cost: Cost
-    finish: tuple[tuple[str, str | None], ...] = ()
+    last_stage: Sequence[jex.JaxprEqn] = ()
     measured: float | None = None
     steps: int = 1
     chunk_columns: int = 0
@@ -60,8 +61,33 @@ class KernelReport:
     launches: int | None = 1
     instructions: tuple[str, ...] = ()
     precision: str = ""
-    contexts: tuple[str, ...] = ()
-    work: tuple[float, ...] = ()
+
+    # Deep functions have thousands of operations. A text names those of a few kernels.
+
+    @functools.cached_property
+    def ops(self) -> tuple[tuple[str, str | None], ...]:
+        """(primitive, line of the user's source) of each operation."""
+        return _named(self.equations)
+
+    @functools.cached_property
+    def finish(self) -> tuple[tuple[str, str | None], ...]:
+        """`ops` of the last stage."""
+        return _named(self.last_stage)
+
+    @property
+    def contexts(self) -> list[str]:
+        """Per operation, what tells it from others of its line (scope, caller)."""
+        return list(map(context_of_place, self.equations))
+
+    @property
+    def scopes(self) -> list[str]:
+        """Per operation, its scopes of jax.named_scope, or ""."""
+        return ["/".join(scopes_of_place(eqn)) for eqn in self.equations]
+
+    @functools.cached_property
+    def work(self) -> list[float]:
+        """Per operation, arithmetic operations as the cost model counts them."""
+        return [_work(eqn, self.costs) for eqn in self.equations]
 
     @property
     def seconds(self) -> float:
@@ -259,7 +285,7 @@ class Explanation:
 
         Empty where the function has no scopes.
         """
-        seconds = self._divided(lambda kernel: list(map(_scope, kernel.contexts)))
+        seconds = self._divided(lambda kernel: kernel.scopes)
         return seconds if any(seconds) else {}
 
     def _divided(self, parts_of: Callable[[KernelReport], Sequence[str]]) -> dict[str, float]:
@@ -426,12 +452,6 @@ class Explanation:
         return dataclasses.replace(self, kernels=kernels)
 
 
-def _scope(context: str) -> str:
-    """The scopes that a context begins with (_jax.context_of_place), or ""."""
-    head = context.partition(", ")[0]
-    return head.removeprefix("in ") if head.startswith("in ") else ""
-
-
 def _by_line(ops: Iterable[tuple[str, str | None]], contexts: Sequence[str] = ()) -> list[str]:
     """Operations of each line of the source and context."""
     lines: dict[str, list[str]] = {}
@@ -473,7 +493,6 @@ def _name(eqn) -> str:
 def report(name: str, node: Node, options: FuseOptions, launches: int | None = 1) -> KernelReport:
     schedule = node.own_schedule
     cost = dataclasses.replace(schedule.cost, seconds=node.seconds)
-    finish = _ops(node.finish) if node.finish else ()
     wave = schedule.wave
     online = schedule.online
     is_mixed = options.precision == MATRIX_MODE and any(map(multiplies_halves, _equations(node)))
@@ -482,24 +501,23 @@ def report(name: str, node: Node, options: FuseOptions, launches: int | None = 1
     return KernelReport(
         name,
         schedule.grid,
-        _ops(node),
+        _equations(node),
+        options.machine,
         cost,
-        finish,
+        _equations(node.finish) if node.finish else (),
         launches=launches,
         steps=wave.steps if wave else schedule.loop.steps if schedule.loop else 1,
         chunk_columns=online.online.chunk_columns if online else 0,
         leaves_out_hidden=online is not None and leaves_out_hidden(online),
         precision=precision,
-        contexts=tuple(map(context_of_place, _equations(node))),
-        work=tuple(_work(eqn, options) for eqn in _equations(node)),
     )
 
 
-def _work(eqn: jex.JaxprEqn, options: FuseOptions) -> float:
+def _work(eqn: jex.JaxprEqn, costs: CostModel) -> float:
     """Operations of an equation, as the cost model counts them; views have none."""
     if eqn.primitive.name in DATA_MOVEMENT or not eqn.outvars:
         return 0.0
-    return options.machine.operations(eqn) * math.prod(array_aval(eqn.outvars[0]).shape)
+    return costs.operations(eqn) * math.prod(array_aval(eqn.outvars[0]).shape)
 
 
 def _equations(node: Node) -> Sequence[jex.JaxprEqn]:
@@ -510,8 +528,8 @@ def _equations(node: Node) -> Sequence[jex.JaxprEqn]:
     return node.eqns if wave is None else wave.body.jaxpr.eqns
 
 
-def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:
-    return tuple((eqn.primitive.name, user_line(eqn)) for eqn in _equations(node))
+def _named(eqns: Iterable[jex.JaxprEqn]) -> tuple[tuple[str, str | None], ...]:
+    return tuple((eqn.primitive.name, user_line(eqn)) for eqn in eqns)
 
 
 def explain(name: str, parts: Partition, plan, options: FuseOptions) -> Explanation:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from typing import Any
 
 from jax.extend import core as jex
 
 from pbkern.core.jax_types import array_aval
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.scatter import SCATTERS, ScatterForm
-from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request
+from pbkern.fuse.access.blocks import BlockRequests, Step, Unfusable, request, step_of
 from pbkern.fuse.access.equation_kinds import current_kinds
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span
 from pbkern.fuse.access.scatter import owned
@@ -77,11 +78,15 @@ class RootProbe:
         """Probes a group with the least blocks that it can have, groups that are alike once. Raises Unfusable."""
         kinds = current_kinds()
         if kinds is None:
-            return cls._probed(eqns, root, machine)
+            return cls._probed(eqns, root, machine, LeastBlocks())
         question = "probe", kinds.group(eqns, (root,))
         if question not in kinds.answers:
+            probed = kinds.answers.setdefault(("groups of a root", root), [])
+            grown = _Probed(frozenset(map(id, eqns)), _has_product(eqns, machine))
             try:
-                kinds.answers[question] = cls._probed(eqns, root, machine)
+                answer = cls._probed(eqns, root, machine, grown.least_so_far(probed))
+                probed.append(replace(grown, least=answer.least))
+                kinds.answers[question] = answer
             except Unfusable as e:
                 kinds.answers[question] = e.without_frames()
         answer = kinds.answers[question]
@@ -92,8 +97,10 @@ class RootProbe:
         )  # searches let `least` grow
 
     @classmethod
-    def _probed(cls, eqns: Sequence, root: jex.Var, machine: CostModel) -> RootProbe:
-        least = LeastBlocks()
+    def _probed(
+        cls, eqns: Sequence, root: jex.Var, machine: CostModel, least: LeastBlocks
+    ) -> RootProbe:
+        """Probes a group from blocks on that it needs at least."""
         requests, access, axes = _least_requests(eqns, root, least, machine)
         roles = _chunk_and_scatter_roles(requests, axes)
         for dim, role in _contraction_roles(requests, axes, machine).items():
@@ -114,6 +121,31 @@ class RootProbe:
         return self.least.multiples_of(options), target
 
 
+@dataclass(frozen=True)
+class _Probed:
+    """A group of one root.
+
+    Attributes:
+      equations: their ids.
+      has_product: whether it has a heavy contraction. Such groups choose the dimensions that stay whole in another way.
+      least: the least blocks, once they are known.
+    """
+
+    equations: frozenset[int]
+    has_product: bool
+    least: LeastBlocks = field(default_factory=LeastBlocks)
+
+    def least_so_far(self, probed: Sequence[_Probed]) -> LeastBlocks:
+        """The least blocks of the largest of the groups that this one has grown from: it needs them, too."""
+        parts = [
+            part
+            for part in probed
+            if part.has_product == self.has_product and part.equations < self.equations
+        ]
+        largest = max(parts, key=lambda part: len(part.equations), default=None)
+        return LeastBlocks() if largest is None else LeastBlocks(largest.least)
+
+
 def _least_requests(
     eqns: Sequence, root: jex.Var, least: LeastBlocks, machine: CostModel
 ) -> tuple[BlockRequests, Access, dict[int, int]]:
@@ -123,19 +155,22 @@ def _least_requests(
       (requests of one program, its block of the root, grid axis -> dimension of the root).
     """
     shape = array_aval(root).shape
+    is_refused = False
     while True:
         blocks = [least.get(dim, 1) for dim in range(len(shape))]
         access, grid, axes = tile(shape, blocks)
         try:
-            requests = request(eqns, [(root, access)])
-            if not grid or machine.kernel_cost(requests, [(root, access)], grid) is not None:
-                return requests, access, axes
-            repeating, enough = _repeating_dimension(eqns, root, blocks, axes.values(), machine)
-            least[repeating] = shape[repeating]
-            if enough is not None:
-                return enough
+            if not is_refused:
+                requests = request(eqns, [(root, access)])
+                if not grid or machine.kernel_cost(requests, [(root, access)], grid) is not None:
+                    return requests, access, axes
+            grown = _repeating_dimension(eqns, root, blocks, axes.values(), machine)
+            least[grown.dim], is_refused = shape[grown.dim], grown.is_refused
+            if grown.enough is not None:
+                return grown.enough
         except NeedsWhole as e:
             least.demand(e, [axes[symbol] for symbol in e.axes], shape)
+            is_refused = False
 
 
 def _chunk_and_scatter_roles(requests: BlockRequests, axes: Mapping[int, int]) -> dict[int, str]:
@@ -188,29 +223,69 @@ def _grain(requests: BlockRequests, root: jex.Var, access: Access, machine: Cost
     )
 
 
+@dataclass(frozen=True)
+class _Grown:
+    """A dimension that stays whole, so that programs do not compute a heavy value again.
+
+    Attributes:
+      dim: the dimension.
+      enough: what `_least_requests` returns, where no other dimension has to stay whole.
+      is_refused: whether the target is known to refuse these blocks.
+    """
+
+    dim: int
+    enough: tuple[BlockRequests, Access, dict[int, int]] | None = None
+    is_refused: bool = False
+
+
+class _Refused(Exception):
+    """The target refuses a step."""
+
+
 def _repeating_dimension(
     eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: CostModel
-) -> tuple[int, tuple[BlockRequests, Access, dict[int, int]] | None]:
-    """The dimension of `dims` that stays whole, so that programs do not compute a heavy value again.
+) -> _Grown:
+    """The last dimension of `dims` that is enough by itself, as a whole, so that no heavy value is computed again.
 
-    It is the last that is enough by itself; the second value is then what `_least_requests` returns. Where none is, or
-    where the group has no heavy contraction, it is the last of all.
+    Where none is, or where the group has no heavy contraction, it is the last of all.
     """
     dims = sorted(dims, reverse=True)
-    has_product = any(eqn.primitive.name in CONTRACTIONS and is_heavy(eqn, machine) for eqn in eqns)
-    if len(dims) == 1 or not has_product:
-        return dims[0], None
+    if len(dims) == 1 or not _has_product(eqns, machine):
+        return _Grown(dims[0])
+    has_scatter = any(eqn.primitive.name in SCATTERS for eqn in eqns)
+    is_refused = False
     for dim in dims:
         extended = list(blocks)
         extended[dim] = root.aval.shape[dim]
         access, grid, axes = tile(root.aval.shape, extended)
+        # Most walks end at the last product of the group. The first one is made to its end, because an error in front of
+        # the product counts more than the product if this dimension has to stay whole.
+        is_partial = dim != dims[0] and not has_scatter
+        step_for = _unrefused(machine, math.prod(grid)) if is_partial else step_of
         try:
-            requests = request(eqns, [(root, access)])
+            requests = request(eqns, [(root, access)], step_for)
             if machine.kernel_cost(requests, [(root, access)], grid) is not None:
-                return dim, (requests, access, axes)
-        except NeedsWhole:
+                return _Grown(dim, (requests, access, axes))
+            is_refused |= dim == dims[0]
+        except (NeedsWhole, _Refused):
             continue
-    return dims[0], None
+    return _Grown(dims[0], None, is_refused)
+
+
+def _unrefused(machine: CostModel, programs: int) -> Callable[[Any, Access], Step]:
+    """`step_of` in a kernel of so many programs without scatters; it raises _Refused where the target refuses a step."""
+
+    def step(eqn, out: Access) -> Step:
+        computed = step_of(eqn, out)
+        if programs > 1 and machine.repeats_heavy_value(computed, programs):
+            raise _Refused
+        return computed
+
+    return step
+
+
+def _has_product(eqns: Iterable, machine: CostModel) -> bool:
+    return any(eqn.primitive.name in CONTRACTIONS and is_heavy(eqn, machine) for eqn in eqns)
 
 
 def _elements_without_halo(access: Access) -> int:

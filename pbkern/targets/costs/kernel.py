@@ -111,14 +111,18 @@ def _repeats_heavy_values(
 
     Prices of single steps tell, unless programs evaluate parts of blocks. Sums over all steps take ten times as long.
     """
-    prices = [price_of(step, costs) for step in steps]
-    if programs <= 1 or any(price.own_updates is not None for price in prices):
+    if programs <= 1 or any(price_of(step, costs).own_updates is not None for step in steps):
         return False
-    return any(
+    return any(repeats_heavy_value(step, programs, machine, costs) for step in steps)
+
+
+def repeats_heavy_value(step: Step, programs: int, machine: Machine, costs: CostModel) -> bool:
+    """Whether `programs` compute the same heavy value too often in this step, unless they evaluate parts of its block."""
+    price = price_of(step, costs)
+    return (
         price.part * programs > RECOMPUTE_LIMIT
         and not price.of_tests
         and _is_too_heavy(step.eqn, machine, costs)
-        for step, price in zip(steps, prices)
     )
 
 

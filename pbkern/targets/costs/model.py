@@ -87,6 +87,9 @@ class MachineCosts(Machine, abc.ABC):
     def step_price(self, of: Step) -> Price:
         return step.step_price(of, self, self.sizes)
 
+    def repeats_heavy_value(self, of: Step, programs: int) -> bool:
+        return kernel.repeats_heavy_value(of, programs, self, self)
+
     def kernel_cost(
         self,
         requests: BlockRequests,
