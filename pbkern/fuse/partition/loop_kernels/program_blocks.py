@@ -75,7 +75,7 @@ class ProgramBlocks:
         return tuple(axes)
 
     def with_operands(self, node: Node, most: int | None) -> ProgramBlocks | None:
-        """With blocks of the operands of a node whose results have blocks.
+        """Adds blocks of the operands of a node whose results have blocks.
 
         None if they would be other blocks than those known, or if a block has more than `most` elements.
         """
@@ -95,7 +95,7 @@ class ProgramBlocks:
         return replace(self, axes={**self.axes, **axes})
 
     def with_moved(self, eqn: jex.JaxprEqn) -> ProgramBlocks:
-        """With the block of the result of a transpose whose operand has a block."""
+        """Adds the block of the result of a transpose whose operand has a block."""
         (operand,), (result,) = atoms(eqn), eqn.outvars
         axes = self.axes.get(operand, (None,) * len(array_aval(operand).shape))
         moved = tuple(axes[axis] for axis in eqn.params["permutation"])
