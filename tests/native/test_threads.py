@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.core.passes import with_settings
 from pbkern.core import config
+from pbkern.core.passes import with_settings
 from pbkern.targets import get_target
 from tests.cores import of_several_cores
 
