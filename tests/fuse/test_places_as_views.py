@@ -123,6 +123,7 @@ def test_images_that_grow_are_joined_last():
 
 
 SUMS = {
+    "every other": (np.arange(3) * 2, 0),
     "pairs": (np.arange(6) // 2, 0),
     "reversed": (places(5, 4, 3, 2, 1, 0), 0),
     "blocks": (np.arange(12) // 3 * 3, 1),
@@ -136,12 +137,14 @@ def test_sums_are_transposes_of_views(name, dtype):
     where, axis = SUMS[name]
 
     def f(x, y):
-        return x.at[where].add(y) if axis == 0 else x.at[:, where].add(y)
+        return x.at[where].add(y * 2) if axis == 0 else x.at[:, where].add(y * 2)
 
     x = array(X, dtype)
-    y = array(np.random.default_rng(2).normal(size=X.shape), dtype)
+    shape = [*X.shape]
+    shape[axis] = len(where)
+    y = array(np.random.default_rng(2).normal(size=shape), dtype)
     want = np.asarray(x, np.float64)
-    np.add.at(want, where if axis == 0 else (slice(None), where), np.asarray(y, np.float64))
+    np.add.at(want, where if axis == 0 else (slice(None), where), 2 * np.asarray(y, np.float64))
     tolerance = 1e-5 if dtype == "float32" else 2e-2
     got = np.asarray(pbkern.jit(f)(x, y), np.float64)
     np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)

@@ -16,13 +16,13 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jax_types import array_aval
-from pbkern.core.jaxprs.walks import primitive_names
+from pbkern.core.jaxprs.walks import atoms, primitive_names, variables
 
 ORDERS = {"max": lax.ge_p, "min": lax.le_p}
 
 
 def compare_operands(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Rewrites the tests of a jaxpr, not those of jaxprs inside its equations."""
+    """Rewrites the tests of a jaxpr, not those of jaxprs inside its equations. Drops extremes that nothing reads then."""
     names = primitive_names(closed)
     if "eq" not in names or names.isdisjoint(ORDERS):
         return closed
@@ -33,6 +33,9 @@ def compare_operands(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         if eqn.primitive.name in ORDERS and array_aval(eqn.outvars[0]).dtype.kind != "c"
     }
     eqns = [_compared(eqn, makers) if eqn.primitive.name == "eq" else eqn for eqn in jaxpr.eqns]
+    read = {*variables(jaxpr.outvars), *(atom for eqn in eqns for atom in atoms(eqn))}
+    unread = makers.keys() - read
+    eqns = [eqn for eqn in eqns if unread.isdisjoint(eqn.outvars)]
     return jex.ClosedJaxpr(jaxpr.replace(eqns=eqns), closed.consts)
 
 

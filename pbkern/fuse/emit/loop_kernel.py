@@ -32,10 +32,12 @@ def emit_loop(name: str, schedule: Schedule, loop: KernelLoop, compiler_params: 
 
     def body(*refs) -> None:
         values: dict[Any, Any] = {var: ref[...] for var, ref in zip(operands, refs)}
-        for node in loop.constants:
+        for node in loop.before:
             values |= _computed(node, values, blocks)
         stepped = _run(eqn, loop.node.inner, [values[var] for var in eqn.invars], blocks)
         values |= dict(zip(eqn.outvars, stepped, strict=True))
+        for node in loop.after:
+            values |= _computed(node, values, blocks)
         for ref, var in zip(refs[len(operands) :], results, strict=True):
             ref[...] = values[var]
 

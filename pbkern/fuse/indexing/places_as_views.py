@@ -25,6 +25,7 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.ops.gather import batch_dims
 from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace
+from pbkern.fuse.simplify.rewrites import reduce_units
 
 from .known_numbers import KnownNumbers, leads_to
 from .repeat_to_broadcast import only_moved
@@ -161,7 +162,10 @@ class _Views:
             parts, _ = view(x, _groups(x.shape))
             return lax.reshape(parts, updates.shape)
 
-        (added,) = jax.linear_transpose(read, jax.ShapeDtypeStruct(x.shape, x.dtype))(updates)
+        transposed = jax.linear_transpose(read, jax.ShapeDtypeStruct(x.shape, x.dtype))
+        sums = jax.make_jaxpr(transposed)(jax.ShapeDtypeStruct(updates.shape, updates.dtype))
+        # Transposes of broadcasts sum over no dimension where all are an operand's.
+        (added,) = jex.jaxpr_as_fun(retrace(sums, {"reduce_sum": reduce_units}))(updates)
         return [lax.add(x, added)]
 
     def view(

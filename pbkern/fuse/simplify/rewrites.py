@@ -256,7 +256,7 @@ def _padded_windows(primitive, x, params: dict, identity):
     )
 
 
-def _reduce_units(eqn, operands):
+def reduce_units(eqn, operands):
     """Reductions over dimensions of size 1 only rename elements."""
     (x,), axes = operands, eqn.params["axes"]
     if x.dtype != eqn.outvars[0].aval.dtype or any(x.shape[axis] != 1 for axis in axes):
@@ -312,7 +312,7 @@ REWRITES: dict[str, Rewrite] = {
     **dict.fromkeys(SCATTERS, index_first_elements),
     **dict.fromkeys(
         ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"),
-        _reduce_units,
+        reduce_units,
     ),
     **dict.fromkeys(("argmax", "argmin"), _arg_units),
     "concatenate": _concatenate,

@@ -16,12 +16,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from jax.extend import core as jex
 
 from pbkern._jax import params_of
-from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs.walks import atoms
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
-from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request, volume
-from pbkern.fuse.access.rules import NeedsWhole
+from pbkern.fuse.access.blocks import BlockRequests
 from pbkern.fuse.cost.kinds import itemsize, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Inner, Node, Partition
@@ -89,22 +87,32 @@ class LoopsInKernels:
                 }
                 for gone in self._visit(inner.partition.nodes, machine, results_here):
                     inner.ordered.remove(gone)
-        constants = {
+        makers = {
             var: node
             for node in nodes
-            if node.kind == "group" and _is_plain(node) and not node.reads()
+            if node.kind == "group" and _is_plain(node) and (not node.reads() or _moves_rows(node))
             for var in node.outputs
         }
+        removed = []
         for node, loop, results_read, blocks in loops:
-            node.schedule = _in_kernel(loop, machine, constants, results_read, blocks)
-            node.kind, node.inner, node.outputs = "group", {}, list(results_read)
+            after = [
+                turned
+                for var in results_read
+                if (turned := _turned(var, nodes, results)) is not None
+            ]
+            node.schedule = _in_kernel(loop, machine, makers, results_read, after, blocks)
+            node.outputs = [var for var, _ in node.schedule.outputs]
+            node.kind, node.inner = "group", {}
+            for turned in after:
+                nodes.remove(turned)
+                makers.pop(turned.outputs[0], None)
+            removed += after
         read = set(results).union(*(node.reads() for node in nodes))
-        unread = [
-            node for node in dict.fromkeys(constants.values()) if read.isdisjoint(node.outputs)
-        ]
-        for node in unread:
-            nodes.remove(node)
-        return unread
+        for node in dict.fromkeys(makers.values()):
+            if read.isdisjoint(node.outputs):
+                nodes.remove(node)
+                removed.append(node)
+        return removed
 
     def _blocks(
         self, node: Node, machine: CostModel, results: Sequence[jex.Var], is_tiled: bool
@@ -127,7 +135,7 @@ class LoopsInKernels:
 
     def _pays(self, node: Node, machine: CostModel, largest: int) -> bool:
         """Whether a loop that one program could hold is worth several. `largest`: elements of its largest value."""
-        compute = _price(KernelLoop(node, (), WHOLE), machine).compute
+        compute = _price(KernelLoop(node, (), (), WHOLE), machine).compute
         saved = compute - compute / machine.cores
         return largest >= 2 * self.fewest_elements and saved > machine.launch_seconds
 
@@ -244,12 +252,14 @@ class KernelLoop:
 
     Attributes:
       node: the control flow.
-      constants: groups without operands whose results it reads.
+      before: groups whose results it reads: they have no operands, or move dimensions of one.
+      after: groups that move dimensions of its results.
       blocks: what one program has of each value.
     """
 
     node: Node
-    constants: tuple[Node, ...]
+    before: tuple[Node, ...]
+    after: tuple[Node, ...]
     blocks: ProgramBlocks
 
     @property
@@ -260,19 +270,22 @@ class KernelLoop:
 
     def reads(self) -> list[jex.Var]:
         """Values that the loop reads and others make."""
-        constants = {var for node in self.constants for var in node.outputs}
-        return [var for var in dict.fromkeys(atoms(self.node.eqns[0])) if var not in constants]
+        eqns = [eqn for node in self.before for eqn in node.eqns]
+        computed = {var for eqn in eqns for var in eqn.outvars}
+        read = dict.fromkeys(var for eqn in (*eqns, *self.node.eqns) for var in atoms(eqn))
+        return [var for var in read if var not in computed]
 
     def equations(self) -> list[jex.JaxprEqn]:
-        nodes = (*self.constants, *nodes_inside(self.node))
+        nodes = (*self.before, *nodes_inside(self.node), *self.after)
         return [eqn for node in nodes if node.kind != "control" for eqn in node.eqns]
 
 
 def _in_kernel(
     node: Node,
     machine: CostModel,
-    constants: Mapping[jex.Var, Node],
+    makers: Mapping[jex.Var, Node],
     results: Sequence[jex.Var],
+    after: Sequence[Node],
     blocks: ProgramBlocks,
 ) -> Schedule:
     """The kernel of a loop.
@@ -280,33 +293,55 @@ def _in_kernel(
     Args:
       node: the loop.
       machine: prices and sizes.
-      constants: values that are made of nothing, with their nodes.
+      makers: values that are made of nothing or by moving dimensions, with their nodes.
       results: those that are read.
+      after: what moves dimensions of results.
       blocks: what one program has of each value.
     """
     (eqn,) = node.eqns
     sizes = machine.sizes
     most = sizes.shared_loop_elements if blocks.grid else sizes.loop_elements
-    makers = [
-        maker
-        for maker in dict.fromkeys(constants[var] for var in atoms(eqn) if var in constants)
-        if _is_small(maker, blocks, most)
-    ]
-    loop = KernelLoop(node, tuple(makers), blocks)
+    before = []
+    for maker in dict.fromkeys(makers[var] for var in atoms(eqn) if var in makers):
+        more = blocks.with_operands(maker, most if not maker.reads() else None)
+        if more is not None:
+            blocks = more
+            before.append(maker)
+    turned = {}
+    for each in after:
+        (moves,) = each.eqns
+        (var,) = atoms(moves)
+        blocks = blocks.with_moved(moves)
+        turned[var] = moves.outvars[0]
+    loop = KernelLoop(node, tuple(before), tuple(after), blocks)
     reads = [(var, blocks.access(var)) for var in loop.reads()]
-    outputs = tuple((var, blocks.access(var)) for var in results)
-    requests = BlockRequests({}, [], reads)
-    return Schedule(blocks.grid, (), outputs, requests, _price(loop, machine), loop=loop)
+    outputs = [turned.get(var, var) for var in results]
+    return Schedule(
+        blocks.grid,
+        (),
+        tuple((var, blocks.access(var)) for var in outputs),
+        BlockRequests({}, [], reads),
+        _price(loop, machine),
+        loop=loop,
+    )
 
 
-def _is_small(maker: Node, blocks: ProgramBlocks, most: int) -> bool:
-    """Whether a program can make its blocks of a constant."""
-    wanted = [(var, blocks.access(var)) for var in maker.outputs]
-    try:
-        requests = request(maker.eqns, wanted)
-    except (NeedsWhole, UnsupportedOp, Unfusable):
+def _moves_rows(node: Node) -> bool:
+    """Whether a group does nothing but move dimensions in front of the last one, whose elements stay together."""
+    if node.kind != "group" or len(node.eqns) > 1 or not _is_plain(node):
         return False
-    return all(volume(hull) <= most for hulls in requests.hulls.values() for hull in hulls)
+    (eqn,) = node.eqns
+    if eqn.primitive.name != "transpose" or not atoms(eqn):
+        return False
+    permutation = eqn.params["permutation"]
+    return permutation[-1] == len(permutation) - 1
+
+
+def _turned(var: jex.Var, nodes: Sequence[Node], results: Collection[jex.Var]) -> Node | None:
+    """The one node that reads a value, if it does nothing but move dimensions. `results`: what others read."""
+    readers = [node for node in nodes if var in node.reads()]
+    is_turned = len(readers) == 1 and var not in results and _moves_rows(readers[0])
+    return readers[0] if is_turned else None
 
 
 def _price(loop: KernelLoop, machine: CostModel) -> Cost:

@@ -21,7 +21,7 @@ from pbkern._jax import params_of
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import Atom, array_aval
-from pbkern.core.jaxprs.walks import variables
+from pbkern.core.jaxprs.walks import atoms, variables
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.fuse.access.blocks import Unfusable, request, volume
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
@@ -73,6 +73,33 @@ class ProgramBlocks:
                 raise Unfusable("a program would need a part of another one's block")
             axes.append(axis)
         return tuple(axes)
+
+    def with_operands(self, node: Node, most: int | None) -> ProgramBlocks | None:
+        """Adds blocks of the operands of a node whose results have blocks.
+
+        None if they would be other blocks than those known, or if a block has more than `most` elements.
+        """
+        wanted = [(var, self.access(var)) for var in node.outputs]
+        try:
+            requests = request(node.eqns, wanted)
+            axes = {
+                var: self.axes_of(access, array_aval(var).shape) for var, access in requests.inputs
+            }
+        except (NeedsWhole, UnsupportedOp, Unfusable):
+            return None
+        blocks = (hull for hulls in requests.hulls.values() for hull in hulls)
+        if most is not None and any(volume(block) > most for block in blocks):
+            return None
+        if any(self.axes.get(var, of_var) != of_var for var, of_var in axes.items()):
+            return None
+        return replace(self, axes={**self.axes, **axes})
+
+    def with_moved(self, eqn: jex.JaxprEqn) -> ProgramBlocks:
+        """Adds the block of the result of a transpose whose operand has a block."""
+        (operand,), (result,) = atoms(eqn), eqn.outvars
+        axes = self.axes.get(operand, (None,) * len(array_aval(operand).shape))
+        moved = tuple(axes[axis] for axis in eqn.params["permutation"])
+        return replace(self, axes={**self.axes, result: moved})
 
     def _span(self, axis: int) -> Span:
         return Span(Affine.symbol(axis, self.widths[axis]), self.widths[axis])

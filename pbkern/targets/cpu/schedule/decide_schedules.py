@@ -12,7 +12,7 @@ from dataclasses import replace
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Nest, Stmt, with_nests
+from pbkern.lower.nest.ir import For, Nest, Stmt, bodies, with_nests
 
 from .nest_schedule import schedule_so_far, scheduled
 from .prefetch import prefetch_rows
@@ -49,7 +49,19 @@ class DecideSchedules:
             if points < self.few_points and not nest.reductions and branches_at_sines(nest):
                 schedule = replace(schedule, unroll=1)
             followed = options.followed_row_bytes
-            fetching = prefetch_rows(nest, schedule, self.rows_ahead, followed)
+            fetching = prefetch_rows(nest, schedule, self.rows_ahead, followed, counters)
             return [scheduled(fetching, schedule=schedule)]
 
+        counters = _counters(stmts)
         return with_nests(stmts, decided)
+
+
+def _counters(stmts: Sequence[Stmt]) -> list[str]:
+    """Counters of all loops, inner ones first."""
+    counters: list[str] = []
+    for stmt in stmts:
+        for body in bodies(stmt):
+            counters += _counters(body)
+        if isinstance(stmt, For):
+            counters.append(stmt.counter)
+    return counters
