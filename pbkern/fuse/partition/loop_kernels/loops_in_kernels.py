@@ -186,14 +186,13 @@ class LoopsInKernels:
         for axis, extent in enumerate(extents):
             programs = [-(-size // width) for size, width in zip(extents, widths)]
             beside = math.prod(programs) // programs[axis]
-            wanted = -(-programs[axis] * beside // cores) * cores // beside
-            width = -(-extent // max(wanted, 1))
+            # As many programs as all cores have at a time, but none of too few elements.
+            wanted = max(-(-programs[axis] * beside // cores) * cores // beside, 1)
+            independent = math.prod(widths) // widths[axis] * (least if least >= lanes else 1)
+            width = max(-(-extent // wanted), -(-self.fewest_elements // independent))
             if axis == len(extents) - 1 and -(-width // lanes) * lanes < widths[axis]:
                 width = -(-width // lanes) * lanes
-            independent = math.prod(widths) // widths[axis] * width
-            independent *= least if least >= lanes else 1
-            if width < widths[axis] and independent >= self.fewest_elements:
-                widths[axis] = width
+            widths[axis] = min(width, widths[axis])
         return tuple(widths)
 
 
