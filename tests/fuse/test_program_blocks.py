@@ -214,3 +214,9 @@ def test_values_of_steps_agree_with_numpy(steps, shape, total, reverse, late):
             assert (np.asarray(got) != want).mean() < 1e-2
         else:
             np.testing.assert_allclose(np.asarray(got), want, rtol=1e-4, atol=1e-4)
+
+
+def test_small_stencils_take_several_steps_in_a_tile():
+    """Each step reads neighbours: tiles that recompute their borders take half the time of a loop over single steps."""
+    step = lambda _, h: h + 0.1 * (jnp.roll(h, 1, 1) - 2 * h + jnp.roll(h, -1, 1))
+    assert not loop_grids(check(lambda x: lax.fori_loop(0, LONG, step, x), rand(4, 50)))

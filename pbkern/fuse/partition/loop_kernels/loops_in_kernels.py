@@ -129,9 +129,15 @@ class LoopsInKernels:
             return None
         sizes = [math.prod(aval.shape) for aval in _avals(node, equations)]
         fits = max(sizes, default=0) <= machine.sizes.loop_elements
-        if fits and not self._pays(node, machine, max(sizes, default=0)):
+        pays = not fits or self._pays(node, machine, max(sizes, default=0))
+        if not pays and not is_tiled:
             return WHOLE
-        return self._parts(node, machine, results, is_tiled) or (WHOLE if fits else None)
+        parts = independent_parts(node, results)
+        # Tiles of several steps stay where elements of a step need each other.
+        if is_tiled and (parts is None or parts.largest_part > 1):
+            return None
+        cut = self._cut(node, machine, results, parts) if pays and parts is not None else None
+        return cut or (WHOLE if fits else None)
 
     def _pays(self, node: Node, machine: CostModel, largest: int) -> bool:
         """Whether a loop that one program could hold is worth several. `largest`: elements of its largest value."""
@@ -139,16 +145,12 @@ class LoopsInKernels:
         saved = compute - compute / machine.cores
         return largest >= 2 * self.fewest_elements and saved > machine.launch_seconds
 
-    def _parts(
-        self, node: Node, machine: CostModel, results: Sequence[jex.Var], is_tiled: bool
+    def _cut(
+        self, node: Node, machine: CostModel, results: Sequence[jex.Var], parts: ProgramBlocks
     ) -> ProgramBlocks | None:
-        """The blocks of several programs, if there are such.
-
-        Tiles of several steps stay where elements of a step need each other.
-        """
-        parts = independent_parts(node, results)
+        """The blocks of several programs; None if one is enough, or if they are too large. `parts`: those of one element."""
         most = machine.sizes.shared_loop_elements
-        if parts is None or parts.largest_whole > most or (is_tiled and parts.largest_part > 1):
+        if parts.largest_whole > most:
             return None
         lanes = machine.lanes(max(map(itemsize, results)))
         room = most // parts.largest_part
@@ -186,14 +188,13 @@ class LoopsInKernels:
         for axis, extent in enumerate(extents):
             programs = [-(-size // width) for size, width in zip(extents, widths)]
             beside = math.prod(programs) // programs[axis]
-            wanted = -(-programs[axis] * beside // cores) * cores // beside
-            width = -(-extent // max(wanted, 1))
+            # As many programs as all cores have at a time, but none of too few elements.
+            wanted = max(-(-programs[axis] * beside // cores) * cores // beside, 1)
+            independent = math.prod(widths) // widths[axis] * (least if least >= lanes else 1)
+            width = max(-(-extent // wanted), -(-self.fewest_elements // independent))
             if axis == len(extents) - 1 and -(-width // lanes) * lanes < widths[axis]:
                 width = -(-width // lanes) * lanes
-            independent = math.prod(widths) // widths[axis] * width
-            independent *= least if least >= lanes else 1
-            if width < widths[axis] and independent >= self.fewest_elements:
-                widths[axis] = width
+            widths[axis] = min(width, widths[axis])
         return tuple(widths)
 
 

@@ -55,8 +55,7 @@ def are_independent(first: Nest, second: Nest) -> bool:
     """Whether each point of the second nest may run right after the same point of the first.
 
     It reads the first's results only at the point that stored them. It overwrites nothing that either reads, but for what
-    the first takes at that very point: reductions come before stores there, and without reductions the first's stores before
-    the second's.
+    the first's reductions take at that very point: they come before stores there.
     """
     stored: dict[Buf, list[Store]] = {}
     for store in first.stores:
@@ -66,14 +65,10 @@ def are_independent(first: Nest, second: Nest) -> bool:
             return False
     overwritten = {store.buf.root for store in second.stores}
     places: dict[Buf, list[tuple[Buf, tuple]]] = {root: [] for root in overwritten}
-    # What must not be overwritten, and what may be at its own point.
-    unchanged: tuple[Load | Gather, ...] = ()
-    taken = first.loads()
-    if first.reductions or second.reductions:
-        unchanged = Nest({}, stores=first.stores).loads() if first.reductions else first.loads()
-        taken = Nest({}, reductions=first.reductions).loads()
+    taken = Nest({}, reductions=first.reductions).loads()
+    at_stores = Nest({}, stores=first.stores) if first.reductions else first
     for buf, index in [(store.buf, store.index) for store in first.stores] + [
-        load.access for load in unchanged
+        load.access for load in at_stores.loads()
     ]:
         if buf.root in overwritten:
             places[buf.root].append((buf, index))
