@@ -24,7 +24,7 @@ class Node:
       kernel: name of its kernel.
       finish: the kernel's last stage (fuse/partition/final_reductions.py); its outputs are the
         node's as well.
-      single: bodies of a loop that take one step at a time, where those of `inner` take several.
+      single_steps: bodies of a loop that take one step at a time, where those of `inner` take several.
       shares: result of control flow or of a hand-written kernel -> the operand whose memory its bodies or it update.
     """
 
@@ -35,7 +35,7 @@ class Node:
     reason: str = ""
     kernel: str = ""
     inner: dict[str, Inner] = field(default_factory=dict)
-    single: dict[str, Inner] = field(default_factory=dict)
+    single_steps: dict[str, Inner] = field(default_factory=dict)
     finish: Node | None = None
     shares: dict = field(default_factory=dict)
     # Memo of `reads`: equations and last stage, and the answer.

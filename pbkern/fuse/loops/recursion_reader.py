@@ -104,7 +104,7 @@ def independent_axes(recursion: Recursion) -> list[int]:
         for axis in range(min(map(len, shapes)))
         if axis != recursion.axis
         and len({shape[axis] for shape in shapes}) == 1
-        and _is_independent(axis, recursion.combination)
+        and _is_elementwise(axis, recursion.combination, is_combined=False)
     ]
 
 
@@ -531,10 +531,11 @@ def _equal_but_length(param, expected, lengths: tuple[int, int]) -> bool:
     )
 
 
-def _is_elementwise(axis: int, f: Combination) -> bool:
+def _is_elementwise(axis: int, f: Combination, *, is_combined: bool = True) -> bool:
     """Whether f combines each element along the axis for itself: all its equations say so.
 
-    Follows the axis through the equations. Values that do not depend on the operands have none, or are broadcast along it.
+    Follows the axis through the equations. Values that do not depend on the operands have none, or are broadcast along it if
+    the recursion combines along it; along other axes (`is_combined` is false) they may have any.
     """
     axes: dict = {var: axis for var in (*f.left, *f.right) if var is not None}
     for eqn, params in zip(f.eqns, f.params):
@@ -542,27 +543,13 @@ def _is_elementwise(axis: int, f: Combination) -> bool:
         if moved:
             rule = _axis_rule(eqn.primitive.name)
             place = None if rule is None else rule(eqn, moved)
-        elif params == eqn.params:
+        elif not is_combined or params == eqn.params:
             continue
         else:
             place = _new_axis(eqn, params)
         if place is None:
             return False
         axes.update((var, place) for var in eqn.outvars)
-    return all(axes.get(var) == axis for var in f.outputs)
-
-
-def _is_independent(axis: int, f: Combination) -> bool:
-    """Whether f combines each element along an axis for itself. Values that do not depend on the operands may have any."""
-    axes: dict = {var: axis for var in (*f.left, *f.right) if var is not None}
-    for eqn in f.eqns:
-        moved = {var: axes[var] for var in eqn.invars if isinstance(var, jex.Var) and var in axes}
-        rule = _axis_rule(eqn.primitive.name)
-        if moved:
-            place = None if rule is None else rule(eqn, moved)
-            if place is None:
-                return False
-            axes.update((var, place) for var in eqn.outvars)
     return all(axes.get(var) == axis for var in f.outputs)
 
 

@@ -67,8 +67,10 @@ def control_node(parts, eqn, partition: Callable) -> Node:
     several = _time_blocks(parts, eqn, bodies, unsplit, partition)
     inner = bodies | several
     shares = _shared_operands(parts, eqn, inner)
-    single = bodies if several else {}
-    return Node("control", [eqn], list(eqn.outvars), inner=inner, single=single, shares=shares)
+    single_steps = bodies if several else {}
+    return Node(
+        "control", [eqn], list(eqn.outvars), inner=inner, single_steps=single_steps, shares=shares
+    )
 
 
 def _pairs(parts, eqn, name: str, body: jex.Jaxpr) -> dict:

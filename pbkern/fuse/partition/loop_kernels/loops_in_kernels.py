@@ -77,7 +77,7 @@ class LoopsInKernels:
             if node.eqns[0].primitive.name in LOOPS:
                 results_read = [var for var in node.outputs if var in read]
                 loop = _by_single_steps(node)
-                blocks = self._blocks(loop, machine, results_read, bool(node.single))
+                blocks = self._blocks(loop, machine, results_read, bool(node.single_steps))
                 if blocks is not None:
                     loops.append((node, loop, results_read, blocks))
                     continue
@@ -207,7 +207,7 @@ def _by_single_steps(node: Node) -> Node:
             [_by_single_steps(each) if each.kind == "control" else each for each in inner.ordered],
             inner.steps,
         )
-        for name, inner in (node.single or node.inner).items()
+        for name, inner in (node.single_steps or node.inner).items()
     }
     return Node(node.kind, node.eqns, node.outputs, inner=bodies, shares=node.shares)
 
