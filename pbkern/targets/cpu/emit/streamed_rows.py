@@ -5,7 +5,8 @@
 
 A row's number decides where it begins, so that lanes move by a distance that is known when the row is: an instruction takes
 them from two vectors by a register of indices. The first elements of a row and its last ones, which share lines with what
-other threads write, are stored through the caches.
+other threads write, are stored through the caches, each by a masked store of its line alone: a masked store asks for every line
+that it spans, and waits where a neighbouring line goes past the caches (docs/decisions/009-cache-blocking.md).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from pbkern.targets.cpu.schedule.sliding_windows import Chunk
 
 from .addressing import Addressing, NestWalk, Point, memref
 
-# Steps of the shortest row whose lines are put together: its first step is written out before the loop. Not measured.
-FEWEST_STEPS = 8
+# Steps of the shortest row whose lines are put together: its first step is written out before the loop. Products with a row,
+# Zen 4: 401 floats (6 steps) 3.6 -> 2.4 ms, 301 (4 steps) the same, 203 (3 steps) 2.45 -> 2.8.
+FEWEST_STEPS = 6
 # Bytes of elements that an instruction of AVX-512F takes from two registers.
 ELEMENT_BYTES = (4, 8)
 
@@ -40,7 +42,7 @@ class StreamedRow:
     Attributes:
       phase: name of the number of elements between the start of a cache line and the row's first element.
       lanes: indices of the lanes of two vectors that make a line.
-      first: mask of the lanes of the first vector that come before the next line; last: of the last vector's others.
+      first: mask of the lanes of the row's first line that are the row's; last: of its last line.
       before: the vector before the next one; None: there is none yet.
     """
 
@@ -77,26 +79,33 @@ class StreamedRows:
     def write(self, block: Block, store: Store, value: Ssa, point: Point) -> None:
         """Stores what the vector completes: a line, or the elements before the first one."""
         row, text = self.rows[row_key(store, point, self.walk)], self.places.text
+        line = self._line(block, row, value)
+        where, address = self.places.address(block, store.buf, store.index, point)
+        place = text.once(where, "subi", address, row.phase)
         if row.before is None:
-            _, address = self.places.address(block, store.buf, store.index, point)
-            place = store.buf.root.name, address
-            text.store_vector(block, value, place, memref(store.buf), row.first)
+            text.store_vector(
+                block, line, (store.buf.root.name, place), memref(store.buf), row.first
+            )
         else:
-            line = lanes_of_two(text.builder(block, value.lanes), row.before, value, row.lanes)
-            where, address = self.places.address(block, store.buf, store.index, point)
-            store_past_caches(block, line, store.buf, text.once(where, "subi", address, row.phase))
+            store_past_caches(block, line, store.buf, place)
         row.before = value
+
+    def _line(self, block: Block, row: StreamedRow, value: Ssa) -> Ssa:
+        """The line that ends in a vector; its first elements are from the vector before, whatever they are if there is none."""
+        b = self.places.text.builder(block, value.lanes)
+        return lanes_of_two(b, row.before or value, value, row.lanes)
 
     def finish(self, block: Block, end: int) -> None:
         """Stores the elements after the last line of rows that end before `end` along the vector dimension."""
-        vector, inner = self.walk.sched.along, Block(block)
-        inner.values[vector] = end - self.walk.sched.lanes
+        text, inner = self.places.text, Block(block)
+        inner.values[self.walk.sched.along] = end
         for row in self.rows.values():
             assert row.before is not None
             buf = row.store.buf
-            _, address = self.places.address(inner, buf, row.store.index, row.point)
-            place = buf.root.name, address
-            self.places.text.store_vector(inner, row.before, place, memref(buf), row.last)
+            line = self._line(inner, row, row.before)
+            where, address = self.places.address(inner, buf, row.store.index, row.point)
+            place = buf.root.name, text.once(where, "subi", address, row.phase)
+            text.store_vector(inner, line, place, memref(buf), row.last)
         block.take(inner)
 
 
@@ -155,11 +164,15 @@ def _row(
     before = text.put(where, "arith.subi", (text.index(lanes), phase), "index")
     el = f"i{bits}"
     b = text.builder(where, lanes)
-    number = Ssa(text.put(where, "arith.index_cast", (before,), f"index to {el}"), el, 0)
-    count = b.broadcast(number)
     numbers = Ssa(text.const(f"dense<{list(range(lanes))}>", mlir_type(el, lanes)), el, lanes)
-    first, last = b.cmp("lt", numbers, count), b.cmp("ge", numbers, count)
-    return StreamedRow(store, point, phase, b.add(numbers, count), first, last)
+
+    def in_lanes(number: str) -> Ssa:
+        scalar = Ssa(text.put(where, "arith.index_cast", (number,), f"index to {el}"), el, 0)
+        return b.broadcast(scalar)
+
+    of_row = in_lanes(phase)
+    first, last = b.cmp("ge", numbers, of_row), b.cmp("lt", numbers, of_row)
+    return StreamedRow(store, point, phase, b.add(numbers, in_lanes(before)), first, last)
 
 
 def store_past_caches(block: Block, value: Ssa, buf: Buf, address: str) -> None:
