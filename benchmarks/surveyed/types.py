@@ -34,6 +34,8 @@ EVERY = {
     "clip": (lambda x: jnp.clip(x, 2, 50) * 3, SHAPE),
     "take_rows": (lambda x, i: x[i], SHAPE, "i32[3000]<1000"),
     "take_columns": (lambda x, i: x[:, i], SHAPE, "i32[700]<1000"),
+    "repeat_row": (lambda x: jnp.broadcast_to(x[0] * 2, (6000, x.shape[1])), SHAPE),
+    "transpose_far": (lambda x: x.T, "[3001,2003]"),
     "mask_rows": (lambda x, m: jnp.where(m[:, None], x, 0), SHAPE, "bool[1000]"),
     "sort": (lambda x: jnp.sort(x, 1), "[1000,100]"),
     "scatter": (scatter, "[1000,64]", "i32[3000]<1000", "[3000,64]"),

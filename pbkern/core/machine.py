@@ -16,6 +16,8 @@ from pbkern.core.ops.elementwise import ELEMENTWISE, UNMEASURED, PriceTable
 
 # Bytes of a cache line, on all processors so far.
 LINE_BYTES = 64
+# Bytes of the smallest pages of x86-64 and of Linux on AArch64.
+PAGE_BYTES = 4096
 # Most threads of a block of a GPU. Sources: CUDA C++ Programming Guide, technical specifications;
 # HIP programming guide, hardware features.
 MOST_BLOCK_THREADS = 1024

@@ -355,6 +355,18 @@ def test_blocks_of_products_are_searched_from_two_places():
     )
 
 
+@pytest.mark.parametrize(("columns", "dtype"), [(4000, jnp.int8), (4001, jnp.float16)])
+def test_large_results_are_not_written_in_short_runs(columns, dtype):
+    """Runs that begin inside a cache line share it with others, and do not pass the caches."""
+    machine = dataclasses.replace(CpuCosts.of(DEFAULT_MACHINE), cores=2)
+    rows = machine.l3_bytes // columns // 2
+    row = jax.ShapeDtypeStruct((1, columns), dtype)
+    (kernel,) = planned(
+        lambda v: jnp.broadcast_to(v * 2, (rows, columns)), row, machine=machine
+    ).kernels()
+    assert kernel.outputs[0].ref_shape[-1] == columns
+
+
 def test_groups_that_are_one_program_keep_it_where_other_blocks_have_no_schedule():
     """A halving product of a row asks for more and more places of the row, which no block of it has apart."""
 

@@ -40,14 +40,20 @@ def blurred(x):
     return rows[:, :-2] - rows[:, 1:-1] * 2 + rows[:, 2:]
 
 
+def turned(x):
+    return x[1:, 3:].T * 2
+
+
 def two_results(x):
     return x[:, 1:] + x[:, :-1], x[:, 1:] - x[:, :-1]
 
 
 @pytest.mark.skipif(detected_machine().vector_bits < 512, reason="needs AVX-512")
-@pytest.mark.parametrize("shape", [(6, 1100), (9, 1541), (13, 2000), (5, 642), (11, 200)])
+@pytest.mark.parametrize(
+    "shape", [(6, 1100), (9, 1541), (13, 2000), (5, 642), (11, 200), (1541, 70)]
+)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.float64, jnp.bfloat16])
-@pytest.mark.parametrize("f", [by_slices, blurred, two_results])
+@pytest.mark.parametrize("f", [by_slices, blurred, two_results, turned])
 def test_lines_of_rows_that_begin_anywhere(f, shape, dtype):
     with jax.enable_x64(True):
         x = np.asarray(np.random.default_rng(1).integers(-9, 9, shape), dtype)
@@ -78,6 +84,28 @@ def test_ends_of_rows_touch_no_line_past_the_caches():
     places = re.findall(r"vector.maskedstore \S+\[(%\w+)\]", stored)
     assert len(places) == 2
     assert starts_of_lines.issuperset(places)
+
+
+def test_blocks_that_begin_at_lines_wherever_the_last_one_is_moved():
+    """The last of three blocks of 128 rows by 64 columns begins at column 80 of 144: lines are whole, no masks are needed."""
+    rows = TABLE.l3_bytes // 2 // 144 // 4 // 128 * 128
+    blocks = pbkern.BlockSpec((128, 64), lambda i, j: (i, j))
+    array = jax.ShapeDtypeStruct((rows, 144), jnp.float32)
+
+    def doubled(x, y):
+        y[...] = x[...] * 2
+
+    kernel = pbkern.kernel(
+        doubled,
+        grid=(rows // 128, 3),
+        in_specs=[blocks],
+        out_specs=[blocks],
+        in_types=[array],
+        out_shape=[array],
+    )
+    stored = text(lambda x: kernel(x)[0], array)
+    assert "nontemporal" in stored
+    assert "maskedstore" not in stored
 
 
 def text(f, *args) -> str:

@@ -13,6 +13,7 @@ grid index g must be a multiple of the block: g * block becomes min(g * block, e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from pbkern.core.affine import Affine
@@ -35,6 +36,11 @@ class Shift:
 
     block: int
     limit: int
+
+    @property
+    def divisor(self) -> int:
+        """The largest number of which every start is a multiple."""
+        return math.gcd(self.block, self.limit)
 
 
 PREFIX = "%h"

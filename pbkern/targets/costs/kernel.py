@@ -15,7 +15,7 @@ from types import MappingProxyType
 from jax.extend import core as jex
 
 from pbkern.core.lazy_dataclass import dataclass
-from pbkern.core.machine import Machine
+from pbkern.core.machine import LINE_BYTES, Machine
 from pbkern.fuse.access.blocks import BlockRequests, Step, volume
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.cost.kinds import SINGLE_PASS, is_heavy, itemsize, nbytes
@@ -30,6 +30,9 @@ LIVE_VALUES = 3
 RECOMPUTE_LIMIT = 1.3
 # Times that a line that is stored in a block's run moves: it is read first.
 STORE_STARTS = 2
+# Bytes of the shortest runs that fill lines past the caches wherever they begin. Six steps of four vectors of 512 bits do
+# (targets/cpu/emit/streamed_rows.py). Rows of 16,388 bytes, 96 MB, Zen 4: runs of up to 1 KB 7.1 to 13 ms, of 2 KB 4.7.
+STREAMED_RUN_BYTES = 1536
 # Times that all programs together read an element, on average, from which on their blocks overlap.
 OVERLAP = 1.05
 
@@ -281,15 +284,47 @@ def _slow_part(access: Access, aval, machine: Machine) -> float:
     return 0.0
 
 
+def _store_seconds(access: Access, aval, machine: Machine) -> float:
+    """Seconds that runs of a result, which begin and end inside cache lines, take beyond the result's bytes.
+
+    Lines that two runs share move twice. In memory, short runs fill no lines past the caches: each line is read first.
+    """
+    size, item = nbytes(aval), aval.dtype.itemsize
+    if machine.sector_bytes:  # the shared cache joins parts of sectors
+        waste = _sector_waste(access, aval.shape, item, machine)
+        return size * (waste - 1) / machine.l3_bandwidth
+    lines = _line_share(access, aval.shape, item, LINE_BYTES, 1)
+    seconds = size * (lines - 1) / machine.l3_bandwidth
+    bandwidth = far_bandwidth(size, machine)
+    is_short = _run_bytes(access, aval.shape, item) < STREAMED_RUN_BYTES
+    if lines > 1 and is_short and bandwidth == machine.dram_bandwidth:
+        seconds += size / bandwidth
+    return seconds
+
+
+def _run_bytes(access: Access, shape: Sequence[int], size: int) -> int:
+    """Bytes of neighbours in a block."""
+    run = size
+    for dim, extent in zip(reversed(access), reversed(shape)):
+        run *= dim.size
+        if dim.size != extent:
+            break
+    return run
+
+
 def _sector_waste(access: Access, shape: Sequence[int], size: int, machine: Machine) -> float:
-    """Bytes of whole sectors per byte of a block, where threads move a vector register of neighbours at a time.
+    """Bytes of whole sectors per byte of a block, where threads move a vector register of neighbours at a time."""
+    if not machine.sector_bytes:
+        return 1.0
+    return _line_share(access, shape, size, machine.sector_bytes, machine.vector_bits // 8)
+
+
+def _line_share(access: Access, shape: Sequence[int], size: int, sector: int, step: int) -> float:
+    """Bytes of whole sectors (or cache lines) per byte of a block that is moved `step` bytes at a time.
 
     Runs of a block begin at multiples of the least distance between them: rows whose length is no multiple of a sector
-    begin in the middle of one. Each run of two registers and more then touches a sector more, others do with each access.
+    begin in the middle of one. Each run of two steps and more then touches a sector more, others do with each access.
     """
-    sector, step = machine.sector_bytes, machine.vector_bits // 8
-    if not sector:
-        return 1.0
     run, stride, apart, first = size, size, sector, 0
     is_run = True  # so far, the block is one run of neighbours
     for dim, extent in zip(reversed(access), reversed(shape)):
@@ -371,10 +406,7 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> _Traffi
         starts += (
             STORE_STARTS * size * _slow_part(access, var.aval, machine) / machine.dram_bandwidth
         )
-        waste = _sector_waste(access, var.aval.shape, itemsize(var), machine)
-        rereads += (
-            size * (waste - 1) / machine.l3_bandwidth
-        )  # the shared cache joins parts of sectors
+        rereads += _store_seconds(access, var.aval, machine)
         moved, blocks = moved + size, blocks + volume(access) * itemsize(var)
     # Blocks that do not reach into their neighbours are parts of rows where they have to be, as columns of products are.
     reads += starts if has_margins else 0.0

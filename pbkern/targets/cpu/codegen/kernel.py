@@ -98,6 +98,9 @@ class KernelLowering(ProgramText):
         self.emitter.programs = math.prod(self.kernel.grid)
         self.emitter.stores.streamed = frozenset() if options.plain else self._streamed()
         self.emitter.stores.puts_lines_together = options.avx512
+        self.emitter.stores.divisors = {
+            block_shift.symbol(dim): shift.divisor for dim, shift in nests.shifts.items()
+        }
         self.bufs = [operand.buf for operand in nests.operands]
         operands = {buf.name: memref(buf) for buf in (*self.bufs, *nests.copies.values())}
         self.outliner = Outliner(name, self.text, operands, repaired if options.avx512 else iter)

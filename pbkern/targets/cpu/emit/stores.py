@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
@@ -36,6 +38,7 @@ class Stores:
     Attributes:
       streamed: buffers that are too large for the caches, and are written past them.
       puts_lines_together: whether the processor makes lines of two vectors of a row that begins anywhere (AVX-512).
+      divisors: symbol -> number of which all of its values are multiples.
       streams: whether some store went past the caches.
       lines: rows of the current steps whose lines are put together; None: there are none.
     """
@@ -52,6 +55,7 @@ class Stores:
         self.expressions, self.rows, self.vectors = expressions, rows, vectors
         self.streamed: frozenset[Buf] = frozenset()
         self.puts_lines_together = False
+        self.divisors: Mapping[str, int] = {}
         self.streams = False
         self.lines: StreamedRows | None = None
 
@@ -274,9 +278,8 @@ class Stores:
         flat = flat_index(store.buf, store.index)
         offsets = point | {walk.sched.along: along // line * line}
         start = flat.const + sum(flat.coefficient(dim) * offset for dim, offset in offsets.items())
-        steps = [
-            coeff * line if symbol == walk.sched.vector else coeff for symbol, coeff in flat.terms
-        ]
+        divisors = {**self.divisors, walk.sched.along: line}
+        steps = [coeff * divisors.get(symbol, 1) for symbol, coeff in flat.terms]
         return all(step * size % LINE_BYTES == 0 for step in (start, *steps))
 
     def _store_scalar(

@@ -123,7 +123,6 @@ def may_stream(store: Store, chunk: Chunk, walk: NestWalk) -> bool:
         and steps >= FEWEST_STEPS
         and not walk.nest.rdims
         and not walk.nest.ordered
-        and sched.transpose is None
         and buf.dtype.itemsize in ELEMENT_BYTES
         and buf.dtype.itemsize * sched.lanes == LINE_BYTES
         and storage_el(buf.dtype) == compute_el(buf.dtype) == storage_el(buf.root.dtype)

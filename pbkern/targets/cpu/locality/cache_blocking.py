@@ -25,7 +25,6 @@ from pbkern.lower.passes.strips.strip_mining import (
     JOINS,
     Chain,
     NestRun,
-    StripLimits,
     StripMinedLoop,
     even_part,
     inside,
@@ -37,7 +36,9 @@ from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far, is_matrix_product
 from pbkern.targets.cpu.schedule.register_tiles.choice import choose
 
+from . import transposed_tiles
 from .row_fusion import fuse_over_rows
+from .transposed_tiles import TileLimits
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,10 @@ class _SharedBuffer:
 
 
 @dataclass(frozen=True)
-class BlockForCaches(StripLimits):
+class BlockForCaches(TileLimits):
     """Cuts runs of nests into strips that fit near caches, or of single rows, and sums of far rows into a few at a time.
 
-    Inner statements too.
+    Transposes of far rows become tiles. Inner statements too.
     """
 
     cache_share: int = threshold(2, "strips that the nearest cache holds")
@@ -85,10 +86,15 @@ class BlockForCaches(StripLimits):
         near = with_runs_changed(stmts, set(context.persistent), self.longest_run, in_strips)
         return with_nests(
             near,
-            lambda nest: _rows_at_once(
-                collapse(nest, context.pool, context.aliases), context, self
-            ),
+            lambda nest: _far_rows(collapse(nest, context.pool, context.aliases), context, self),
         )
+
+
+def _far_rows(nest: Nest, context: NestContext, limits: BlockForCaches) -> list[Stmt]:
+    """A nest whose rows are far apart in an order that keeps near what it comes back to."""
+    schedule = choose(nest, context.options.vectors)
+    tiles = transposed_tiles.in_strips(nest, schedule, context, limits)
+    return tiles or _rows_at_once(nest, context, limits)
 
 
 def _rows_at_once(nest: Nest, context: NestContext, limits: BlockForCaches) -> list[Stmt]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import mmap
 
+from pbkern.core.machine import PAGE_BYTES
+
 # Bytes of a huge page of Linux where small ones have 4 KB.
 HUGE_PAGE_BYTES = 2 << 20
 # Results and arenas of this size and more are advised to use huge pages: first touch of 4 KB pages
@@ -22,7 +24,7 @@ ARENAS = 64
 
 def extent(arena_bytes: int) -> tuple[int, int]:
     """(bytes, alignment) of an arena as it is allocated: whole pages."""
-    align = HUGE_PAGE_BYTES if arena_bytes >= HUGE_BYTES else 4096
+    align = HUGE_PAGE_BYTES if arena_bytes >= HUGE_BYTES else PAGE_BYTES
     return -(-arena_bytes // align) * align, align
 
 
