@@ -36,9 +36,8 @@ from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 from pbkern.targets.cpu.schedule.prefetch import is_far, is_matrix_product
 from pbkern.targets.cpu.schedule.register_tiles.choice import choose
 
-from . import transposed_tiles
 from .row_fusion import fuse_over_rows
-from .transposed_tiles import TileLimits
+from .transposed_tiles import TileLimits, in_tiles
 
 
 @dataclass(frozen=True)
@@ -92,9 +91,7 @@ class BlockForCaches(TileLimits):
 
 def _far_rows(nest: Nest, context: NestContext, limits: BlockForCaches) -> list[Stmt]:
     """A nest whose rows are far apart in an order that keeps near what it comes back to."""
-    schedule = choose(nest, context.options.vectors)
-    tiles = transposed_tiles.in_strips(nest, schedule, context, limits)
-    return tiles or _rows_at_once(nest, context, limits)
+    return in_tiles(nest, context, limits) or _rows_at_once(nest, context, limits)
 
 
 def _rows_at_once(nest: Nest, context: NestContext, limits: BlockForCaches) -> list[Stmt]:

@@ -17,10 +17,10 @@ from pbkern.core.machine import LINE_BYTES, PAGE_BYTES
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Load, Nest, Stmt
+from pbkern.lower.nest.ir import Load, Nest, Stmt, with_nests
 from pbkern.lower.passes.strips.strip_mining import Chain, NestRun, StripLimits, StripMinedLoop
-from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule
 from pbkern.targets.cpu.schedule.prefetch import is_far
+from pbkern.targets.cpu.schedule.register_tiles.choice import choose
 
 
 @dataclass(frozen=True)
@@ -30,24 +30,35 @@ class TileLimits(StripLimits):
     # 6001 x 4003 floats, two threads, Zen 4: 14.6 ms without tiles; with tiles that are a half of the cache 9.5, a quarter
     # 9.6, an eighth 10.3. 3072 x 2048: 2.1 without, 1.1 to 1.4 with.
     tile_share: int = threshold(2, "tiles of transposes that the private cache holds")
+    tile_columns: int = threshold(
+        512, "columns of the widest tile: rows of the result, each of which is in a page of its own"
+    )
 
 
-def in_strips(
-    nest: Nest, schedule: NestSchedule, context: NestContext, limits: TileLimits
-) -> list[Stmt] | None:
-    """A nest that transposes far rows as a loop over strips of them; None where all are near, or are walked once."""
+def in_tiles(nest: Nest, context: NestContext, limits: TileLimits) -> list[Stmt] | None:
+    """A nest that transposes far rows as loops over tiles of them; None where all are near, or are walked once."""
+    schedule = choose(nest, context.options.vectors)
     rows, columns = schedule.vector, schedule.transpose
     if rows is None or columns is None or rows in nest.rdims or nest.ordered:
         return None
-    walks = math.ceil(nest.dims[columns] / schedule.jam.get(columns, 1))
+    jam = schedule.jam.get(columns, 1)
     near_bytes = context.options.l2_bytes // limits.tile_share
     walked_bytes = nest.dims[rows] * min(_bytes_apart(nest, rows), PAGE_BYTES)
+    if nest.dims[columns] <= jam or walked_bytes <= near_bytes:
+        return None
+    if nest.dims[columns] > limits.tile_columns:
+        strips = _strips(nest, columns, limits.tile_columns // jam * jam, context, limits)
+        return strips and with_nests(strips, lambda part: in_tiles(part, context, limits) or [part])
     step = schedule.lanes * schedule.unroll
     length = near_bytes // _part_bytes(nest, columns) // step * step
-    if walks == 1 or walked_bytes <= near_bytes or not 0 < length < nest.dims[rows]:
-        return None
-    chain = Chain.find(NestRun([nest]), {0: rows})
-    if chain is None:
+    return _strips(nest, rows, length, context, limits)
+
+
+def _strips(
+    nest: Nest, dim: str, length: int, context: NestContext, limits: TileLimits
+) -> list[Stmt] | None:
+    chain = Chain.find(NestRun([nest]), {0: dim})
+    if chain is None or not 0 < length < nest.dims[dim]:
         return None
     return StripMinedLoop(chain, length, set(), context, limits.many_strips).statements()
 

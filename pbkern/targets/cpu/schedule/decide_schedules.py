@@ -49,7 +49,8 @@ class DecideSchedules:
             if points < self.few_points and not nest.reductions and branches_at_sines(nest):
                 schedule = replace(schedule, unroll=1)
             followed = options.followed_row_bytes
-            fetching = prefetch_rows(nest, schedule, self.rows_ahead, followed, counters)
+            cached = options.stream_traffic
+            fetching = prefetch_rows(nest, schedule, self.rows_ahead, followed, cached, counters)
             return [scheduled(fetching, schedule=schedule)]
 
         counters = _counters(stmts)

@@ -6,13 +6,16 @@ page with every row.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Load, Nest, Reduction
 from pbkern.targets.cpu.machines.machine import FAR_BYTES
 
 from .nest_schedule import NestSchedule, prefetched_by, scheduled
+
+# Elements of the longest run of neighbouring rows whose successor is prefetched: two pages of float32.
+LONGEST_RUN = 2048
 
 
 def is_far(buf: Buf) -> bool:
@@ -45,6 +48,7 @@ def prefetch_rows(
     schedule: NestSchedule,
     rows: int,
     followed_bytes: int,
+    cached_bytes: int,
     counters: Collection[str] = (),
 ) -> Nest:
     """The nest that prefetches what it reads so many rows later, where rows are short or read in parts by its schedule.
@@ -54,6 +58,8 @@ def prefetch_rows(
       schedule: how it walks.
       rows: how many.
       followed_bytes: of the shortest row that prefetchers follow beside others; 0: they follow none.
+      cached_bytes: of the largest array of which runs of several rows stay in the last-level cache. Measured on Zen 4, two
+        threads: sums of 50 MB over the first and last axis 2.5 ms, with prefetches 1.45; of 7 MB 0.060, 0.064.
       counters: of loops around the nest, each step of which may read a part of another row.
     """
     # Operands of matrix products are read from the caches, or packed.
@@ -68,27 +74,47 @@ def prefetch_rows(
     for load in nest.loads() if vector else ():
         if not isinstance(load, Load) or flat_coefficient(load.buf, load.index, vector) != 1:
             continue
-        steps = {
-            dim: abs(flat_coefficient(load.buf, load.index, dim) or 0)
-            for dim in nest.dims
-            if dim != vector
-        }
-        row = min((dim for dim, step in steps.items() if step), key=steps.__getitem__, default=None)
-        if row is None:
+        walked = _walked_dims(nest, load, vector)
+        if not walked:
             ahead |= _next_steps(load, nest.dims[vector], rows, counters)
             continue
-        # Columns of a sum over rows are a register tile wide: one row's part is read after the
-        # other's.
-        run = (
-            schedule.lanes * schedule.unroll
-            if row in nest.rdims and vector not in nest.rdims
-            else nest.dims[vector]
-        )
-        row_bytes = nest.dims[vector] * load.buf.dtype.itemsize
-        is_followed = nest.dims[row] <= rows and 0 < followed_bytes <= row_bytes
-        if steps[row] > run and not is_followed:
+        is_cached = load.buf.root.size * load.buf.dtype.itemsize <= cached_bytes
+        row, run = _far_row(nest, schedule, walked[:1] if is_cached else walked)
+        is_followed = 0 < followed_bytes <= run * load.buf.dtype.itemsize
+        if row is not None and not (nest.dims[row] <= rows and is_followed):
             ahead |= rows_ahead(load, row, rows)
     return scheduled(nest, prefetched=ahead)
+
+
+def _walked_dims(nest: Nest, load: Load, vector: str) -> list[tuple[int, str]]:
+    """(elements between steps, dimension) of what a nest walks besides its vectors, nearest first.
+
+    The nearest may have one step, as where each program has a row: the next program walks on.
+    """
+    steps = (
+        (abs(flat_coefficient(load.buf, load.index, dim) or 0), dim)
+        for dim in nest.dims
+        if dim != vector
+    )
+    apart = sorted(step for step in steps if step[0])
+    return apart[:1] + [(step, dim) for step, dim in apart[1:] if nest.dims[dim] > 1]
+
+
+def _far_row(
+    nest: Nest, schedule: NestSchedule, walked: Sequence[tuple[int, str]]
+) -> tuple[str | None, int]:
+    """(the dimension whose steps leave a run of neighbours, elements of the run); None where a nest reads a long run."""
+    vector = schedule.along
+    run = nest.dims[vector]
+    for step, row in walked:
+        # Columns of a sum over rows are a register tile wide: one row's part is read after the other's.
+        is_tile = row in nest.rdims and vector not in nest.rdims
+        if step > (schedule.lanes * schedule.unroll if is_tile else run):
+            return row, run
+        run = max(run, step * nest.dims[row])
+        if run > LONGEST_RUN:
+            break
+    return None, run
 
 
 def _next_steps(load: Load, run: int, rows: int, counters: Collection[str]) -> dict[Buf, int]:

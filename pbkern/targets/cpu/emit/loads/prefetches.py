@@ -19,9 +19,14 @@ def leads(walk: NestWalk, buf: Buf, index) -> bool:
     return flat_index(buf, index).const == max(flat_index(other, i).const for other, i in loads)
 
 
-def fetch(text: Text, walk: NestWalk, block: Block, buf: Buf, index, point: Point) -> None:
-    """Asks for the line that a later step loads; addresses behind the end do not fault."""
-    flat = flat_index(buf, index)
+def fetch(
+    text: Text, walk: NestWalk, block: Block, buf: Buf, index, point: Point, run: int = 1
+) -> None:
+    """Asks for the line in which the `run` neighbours that a later step loads end; addresses behind the end do not fault.
+
+    A vector that begins inside a line begins in the one where the vector before it ends.
+    """
+    flat = flat_index(buf, index) + (run - 1)
     offset = (
         sum(flat.coefficient(dim) * shift for dim, shift in point.items())
         + prefetched_by(walk.nest)[buf.root]

@@ -106,7 +106,7 @@ class TransposedLoads:
         _, address = self.places.address(block, buf, index, point)
         vec_type = mlir_type(el, lanes)
         if buf.root in prefetched_by(walk.nest):
-            fetch(self.text, walk, block, buf, index, point)
+            fetch(self.text, walk, block, buf, index, point, lanes)
         if walk.transposed_rows == lanes:
             return Ssa(
                 self.text.put(block, "vector.load", (name, address), f"{mem_type}, {vec_type}"),

@@ -96,7 +96,7 @@ class Loader:
         b = self.text.builder(block, lanes)
         if key not in block.memo:
             if buf.root in prefetched_by(walk.nest) and leads(walk, buf, index):
-                fetch(self.text, walk, block, buf, index, first)
+                fetch(self.text, walk, block, buf, index, first, 2 * lanes)
             whole = self.text.load_vector(
                 block, (buf.root.name, address), memref(buf), "bf16", 2 * lanes, None
             )
@@ -162,7 +162,8 @@ class Loader:
             and leads(walk, buf, index)
             and point.get(walk.sched.along, 0) * buf.dtype.itemsize % LINE_BYTES == 0
         ):
-            fetch(self.text, walk, block, buf, index, point)
+            run = min(LINE_BYTES // buf.dtype.itemsize, lanes * walk.sched.unroll)
+            fetch(self.text, walk, block, buf, index, point, run)
         if coeff == 1 and live is None:
             return Ssa(
                 self.text.put(block, "vector.load", (name, address), f"{mem_type}, {vec_type}"),
