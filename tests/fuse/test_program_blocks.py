@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import pbkern
+from pbkern.fuse.partition import control_regions
 
 from .checking import check, planned, rand
 
@@ -220,3 +221,16 @@ def test_small_stencils_take_several_steps_in_a_tile():
     """Each step reads neighbours: tiles that recompute their borders take half the time of a loop over single steps."""
     step = lambda _, h: h + 0.1 * (jnp.roll(h, 1, 1) - 2 * h + jnp.roll(h, -1, 1))
     assert not loop_grids(check(lambda x: lax.fori_loop(0, LONG, step, x), rand(4, 50)))
+
+
+def test_no_tiles_are_searched_for_loops_that_programs_share(monkeypatch):
+    searched = []
+    tile_time = control_regions.tile_time
+    monkeypatch.setattr(
+        control_regions, "tile_time", lambda *args: searched.append(1) or tile_time(*args)
+    )
+    step = lambda _, h: 3.7 * h * (1 - h)
+    assert loop_grids(planned(lambda x: lax.fori_loop(0, LONG, step, x), rand(N))) != [()]
+    assert not searched
+    planned(lambda x: lax.fori_loop(0, LONG, lambda _, h: 0.5 * (h + jnp.roll(h, 1)), x), rand(N))
+    assert searched

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from jax.extend import core as jex
 
@@ -76,10 +77,9 @@ class LoopsInKernels:
         for node in (each for each in nodes if each.kind == "control"):
             if node.eqns[0].primitive.name in LOOPS:
                 results_read = [var for var in node.outputs if var in read]
-                loop = _by_single_steps(node)
-                blocks = self._blocks(loop, machine, results_read, bool(node.single_steps))
+                blocks = self._blocks(node, machine, results_read)
                 if blocks is not None:
-                    loops.append((node, loop, results_read, blocks))
+                    loops.append((node, results_read, blocks))
                     continue
             for inner in node.inner.values():
                 results_here = {
@@ -94,13 +94,14 @@ class LoopsInKernels:
             for var in node.outputs
         }
         removed = []
-        for node, loop, results_read, blocks in loops:
+        for node, results_read, blocks in loops:
             after = [
                 turned
                 for var in results_read
                 if (turned := _turned(var, nodes, results)) is not None
             ]
-            node.schedule = _in_kernel(loop, machine, makers, results_read, after, blocks)
+            node.search_steps = None
+            node.schedule = _in_kernel(replace(node), machine, makers, results_read, after, blocks)
             node.outputs = [var for var, _ in node.schedule.outputs]
             node.kind, node.inner = "group", {}
             for turned in after:
@@ -115,7 +116,7 @@ class LoopsInKernels:
         return removed
 
     def _blocks(
-        self, node: Node, machine: CostModel, results: Sequence[jex.Var], is_tiled: bool
+        self, node: Node, machine: CostModel, results: Sequence[jex.Var]
     ) -> ProgramBlocks | None:
         """The blocks of a loop's programs in one kernel; None if it is to stay outside."""
         nodes = list(nodes_inside(node))
@@ -129,14 +130,13 @@ class LoopsInKernels:
             return None
         sizes = [math.prod(aval.shape) for aval in _avals(node, equations)]
         fits = max(sizes, default=0) <= machine.sizes.loop_elements
-        pays = not fits or self._pays(node, machine, max(sizes, default=0))
-        if not pays and not is_tiled:
-            return WHOLE
         parts = independent_parts(node, results)
         # Tiles of several steps stay where elements of a step need each other.
-        if is_tiled and (parts is None or parts.largest_part > 1):
+        is_elementwise = parts is not None and parts.largest_part == 1
+        if not is_elementwise and node.takes_several_steps():
             return None
-        cut = self._cut(node, machine, results, parts) if pays and parts is not None else None
+        pays = parts is not None and (not fits or self._pays(node, machine, max(sizes, default=0)))
+        cut = self._cut(node, machine, results, parts) if parts is not None and pays else None
         return cut or (WHOLE if fits else None)
 
     def _pays(self, node: Node, machine: CostModel, largest: int) -> bool:
@@ -196,20 +196,6 @@ class LoopsInKernels:
                 width = -(-width // lanes) * lanes
             widths[axis] = min(width, widths[axis])
         return tuple(widths)
-
-
-def _by_single_steps(node: Node) -> Node:
-    """Control flow whose bodies take one step at a time, and those of loops in it."""
-    bodies = {
-        name: Inner(
-            inner.jaxpr,
-            inner.partition,
-            [_by_single_steps(each) if each.kind == "control" else each for each in inner.ordered],
-            inner.steps,
-        )
-        for name, inner in (node.single_steps or node.inner).items()
-    }
-    return Node(node.kind, node.eqns, node.outputs, inner=bodies, shares=node.shares)
 
 
 def nodes_inside(node: Node) -> Iterator[Node]:
