@@ -84,6 +84,25 @@ def swapped(a, b):
     return lax.fori_loop(0, LONG, step, (a, b))
 
 
+def handed_on(a, b):
+    """Each carry is made of what the others have been: a step stores three that read each other."""
+
+    def step(s, _):
+        a, b, c = s
+        return (b, 0.5 * (a + c), 0.3 * (b - a)), None
+
+    return lax.scan(step, (a, b, a - b), None, length=LONG)[0]
+
+
+def summed(x):
+    """A step stores what it carries where it is summed."""
+    return lax.scan(
+        lambda h, x: (h * x[:, None] + 0.1, (h * x[:, None] + 0.1).sum(1)),
+        x[:, :5] @ jnp.ones((5, 16)),
+        x.T,
+    )
+
+
 def steered(x, gains):
     """All programs compute the same scalar from step to step."""
 
@@ -111,6 +130,8 @@ CUT = {
     "nested": (nested, (rand(STEPS, N, 3),)),
     "until": (lambda x, n: until(x, n)[1], (rand(N), np.int32(50))),
     "swapped": (swapped, (rand(N, 3), rand(N, 3))),
+    "handed on": (handed_on, (rand(N), rand(N))),
+    "summed": (summed, (rand(N, STEPS),)),
     "steered": (steered, (rand(LONG, N), rand(LONG))),
     "products": (products, (0.3 * rand(4, 4), rand(STEPS, 131, 4))),
     "doubles": (lambda x: linear(x, x), (np.asarray(rand(STEPS, N), np.float64),)),
