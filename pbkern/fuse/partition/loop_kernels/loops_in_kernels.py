@@ -23,11 +23,12 @@ from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import BlockRequests
 from pbkern.fuse.cost.kinds import itemsize, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
-from pbkern.fuse.graph import Inner, Node, Partition
+from pbkern.fuse.graph import Inner, Node, Partition, order
 from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.tiling.schedule import Schedule
 
 from .program_blocks import WHOLE, ProgramBlocks, cut_loop, independent_parts
+from .step_groups import StepGroup, groups_of_steps, with_step_groups
 
 LOOPS = frozenset(("scan", "while"))
 
@@ -85,8 +86,8 @@ class LoopsInKernels:
                 results_here = {
                     var for var in inner.jaxpr.outvars if not isinstance(var, jex.Literal)
                 }
-                for gone in self._visit(inner.partition.nodes, machine, results_here):
-                    inner.ordered.remove(gone)
+                if self._visit(inner.partition.nodes, machine, results_here):
+                    inner.ordered[:] = order(inner.partition.nodes, inner.jaxpr.invars)
         makers = {
             var: node
             for node in nodes
@@ -95,13 +96,24 @@ class LoopsInKernels:
         }
         removed = []
         for node, results_read, blocks in loops:
+            beside, blocks = self._beside(node, nodes, results, results_read, blocks, machine)
+            for group in beside:
+                nodes.remove(group.node)
+                removed.append(group.node)
+                for var in group.node.outputs:
+                    makers.pop(var, None)
+            if beside:
+                read = set(results).union(*(each.reads() for each in nodes if each is not node))
+                results_read = [var for var in results_read if var in read]
             after = [
                 turned
                 for var in results_read
                 if (turned := _turned(var, nodes, results)) is not None
             ]
             node.search_steps = None
-            node.schedule = _in_kernel(replace(node), machine, makers, results_read, after, blocks)
+            node.schedule = _in_kernel(
+                replace(node), machine, makers, results_read, after, beside, blocks
+            )
             node.outputs = [var for var, _ in node.schedule.outputs]
             node.kind, node.inner = "group", {}
             for turned in after:
@@ -115,10 +127,32 @@ class LoopsInKernels:
                 removed.append(node)
         return removed
 
+    def _beside(
+        self,
+        node: Node,
+        nodes: Sequence[Node],
+        results: Collection[jex.Var],
+        results_read: Sequence[jex.Var],
+        blocks: ProgramBlocks,
+        machine: CostModel,
+    ) -> tuple[list[StepGroup], ProgramBlocks]:
+        """(groups that the loop's steps compute, blocks of programs that do so)."""
+        groups = groups_of_steps(node, nodes, results, blocks, machine)
+        if groups:
+            again = self._blocks(node, machine, results_read, groups)
+            if again is not None and again.widths != blocks.widths:
+                blocks = again
+                groups = groups_of_steps(node, nodes, results, blocks, machine)
+        return groups, with_step_groups(blocks, groups)
+
     def _blocks(
-        self, node: Node, machine: CostModel, results: Sequence[jex.Var]
+        self,
+        node: Node,
+        machine: CostModel,
+        results: Sequence[jex.Var],
+        beside: Sequence[StepGroup] = (),
     ) -> ProgramBlocks | None:
-        """The blocks of a loop's programs in one kernel; None if it is to stay outside."""
+        """The blocks of a loop's programs in one kernel, with groups beside it; None if it is to stay outside."""
         nodes = list(nodes_inside(node))
         equations = [eqn for each in nodes for eqn in each.eqns]
         if (
@@ -135,18 +169,29 @@ class LoopsInKernels:
         is_elementwise = parts is not None and parts.largest_part == 1
         if not is_elementwise and node.takes_several_steps():
             return None
-        pays = parts is not None and (not fits or self._pays(node, machine, max(sizes, default=0)))
-        cut = self._cut(node, machine, results, parts) if parts is not None and pays else None
+        pays = parts is not None and (
+            not fits or self._pays(node, machine, max(sizes, default=0), beside)
+        )
+        cut = (
+            self._cut(node, machine, results, parts, beside) if parts is not None and pays else None
+        )
         return cut or (WHOLE if fits else None)
 
-    def _pays(self, node: Node, machine: CostModel, largest: int) -> bool:
+    def _pays(
+        self, node: Node, machine: CostModel, largest: int, beside: Sequence[StepGroup]
+    ) -> bool:
         """Whether a loop that one program could hold is worth several. `largest`: elements of its largest value."""
-        compute = _price(KernelLoop(node, (), (), WHOLE), machine).compute
+        compute = _price(KernelLoop(node, (), (), tuple(beside), WHOLE), machine).compute
         saved = compute - compute / machine.cores
         return largest >= 2 * self.fewest_elements and saved > machine.launch_seconds
 
     def _cut(
-        self, node: Node, machine: CostModel, results: Sequence[jex.Var], parts: ProgramBlocks
+        self,
+        node: Node,
+        machine: CostModel,
+        results: Sequence[jex.Var],
+        parts: ProgramBlocks,
+        beside: Sequence[StepGroup],
     ) -> ProgramBlocks | None:
         """The blocks of several programs; None if one is enough, or if they are too large. `parts`: those of one element."""
         most = machine.sizes.shared_loop_elements
@@ -156,6 +201,7 @@ class LoopsInKernels:
         room = most // parts.largest_part
         if parts.largest_part == 1:
             flops = sum(each.own_schedule.cost.flops for each in _groups_inside(node))
+            flops += sum(group.node.own_schedule.cost.flops for group in beside) / _steps(node)
             is_light = flops <= self.light_operations * math.prod(parts.extents)
             room = min(room, lanes * self.held_vectors // (1 if is_light else 2))
         widths = self._widths(parts, room, machine.cores, lanes)
@@ -206,6 +252,11 @@ def nodes_inside(node: Node) -> Iterator[Node]:
             yield from nodes_inside(each)
 
 
+def _steps(node: Node) -> int:
+    (eqn,) = node.eqns
+    return params_of(eqn)["length"] if eqn.primitive.name == "scan" else 1
+
+
 def _groups_inside(node: Node) -> Iterator[Node]:
     return (each for each in nodes_inside(node) if each.kind == "group")
 
@@ -241,29 +292,32 @@ class KernelLoop:
       node: the control flow.
       before: groups whose results it reads: they have no operands, or move dimensions of one.
       after: groups that move dimensions of its results.
+      beside: groups that its steps compute.
       blocks: what one program has of each value.
     """
 
     node: Node
     before: tuple[Node, ...]
     after: tuple[Node, ...]
+    beside: tuple[StepGroup, ...]
     blocks: ProgramBlocks
 
     @property
     def steps(self) -> int:
         """Steps of a scan; 1 where values decide how many there are."""
-        (eqn,) = self.node.eqns
-        return params_of(eqn)["length"] if eqn.primitive.name == "scan" else 1
+        return _steps(self.node)
 
     def reads(self) -> list[jex.Var]:
         """Values that the loop reads and others make."""
-        eqns = [eqn for node in self.before for eqn in node.eqns]
-        computed = {var for eqn in eqns for var in eqn.outvars}
+        groups = (*self.before, *(group.node for group in self.beside))
+        eqns = [eqn for node in groups for eqn in node.eqns]
+        computed = {var for eqn in (*eqns, *self.node.eqns) for var in eqn.outvars}
         read = dict.fromkeys(var for eqn in (*eqns, *self.node.eqns) for var in atoms(eqn))
         return [var for var in read if var not in computed]
 
     def equations(self) -> list[jex.JaxprEqn]:
-        nodes = (*self.before, *nodes_inside(self.node), *self.after)
+        groups = (group.node for group in self.beside)
+        nodes = (*self.before, *groups, *nodes_inside(self.node), *self.after)
         return [eqn for node in nodes if node.kind != "control" for eqn in node.eqns]
 
 
@@ -273,6 +327,7 @@ def _in_kernel(
     makers: Mapping[jex.Var, Node],
     results: Sequence[jex.Var],
     after: Sequence[Node],
+    beside: Sequence[StepGroup],
     blocks: ProgramBlocks,
 ) -> Schedule:
     """The kernel of a loop.
@@ -283,6 +338,7 @@ def _in_kernel(
       makers: values that are made of nothing or by moving dimensions, with their nodes.
       results: those that are read.
       after: what moves dimensions of results.
+      beside: groups that its steps compute.
       blocks: what one program has of each value.
     """
     (eqn,) = node.eqns
@@ -300,9 +356,10 @@ def _in_kernel(
         (var,) = atoms(moves)
         blocks = blocks.with_moved(moves)
         turned[var] = moves.outvars[0]
-    loop = KernelLoop(node, tuple(before), tuple(after), blocks)
+    loop = KernelLoop(node, tuple(before), tuple(after), tuple(beside), blocks)
     reads = [(var, blocks.access(var)) for var in loop.reads()]
     outputs = [turned.get(var, var) for var in results]
+    outputs += [var for group in beside for var in group.node.outputs if var not in eqn.invars]
     return Schedule(
         blocks.grid,
         (),
@@ -334,13 +391,16 @@ def _turned(var: jex.Var, nodes: Sequence[Node], results: Collection[jex.Var]) -
 def _price(loop: KernelLoop, machine: CostModel) -> Cost:
     """Arithmetic of all steps one after the other, of each program on one core."""
     costs = [each.own_schedule.cost for each in _groups_inside(loop.node)]
+    beside = [group.node.own_schedule.cost for group in loop.beside]
     steps = loop.steps
     programs = math.prod(loop.blocks.grid)
     cores = sum(cost.compute * min(cost.programs, machine.cores) for cost in costs)
-    compute = steps * cores / min(programs, machine.cores)
-    moved = sum(nbytes(var.aval) for var in (*loop.reads(), *loop.node.outputs))
+    cores = steps * cores + sum(cost.compute * min(cost.programs, machine.cores) for cost in beside)
+    compute = cores / min(programs, machine.cores)
+    of_groups = [var for group in loop.beside for var in group.node.outputs]
+    moved = sum(nbytes(var.aval) for var in (*loop.reads(), *loop.node.outputs, *of_groups))
     memory = moved / machine.far_bandwidth(moved) if moved else 0.0
-    flops = steps * sum(cost.flops for cost in costs)
+    flops = steps * sum(cost.flops for cost in costs) + sum(cost.flops for cost in beside)
     held = sum(cost.scratch for cost in costs)
     limit = max(steps * sum(cost.limit for cost in costs), moved / machine.memory_bandwidth)
     seconds = compute + memory + machine.launch_seconds
