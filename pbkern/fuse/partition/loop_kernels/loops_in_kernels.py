@@ -28,6 +28,7 @@ from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.tiling.schedule import Schedule
 
 from .program_blocks import WHOLE, ProgramBlocks, cut_loop, independent_parts
+from .program_widths import ProgramSize, program_widths
 from .step_groups import StepGroup, groups_of_steps, with_step_groups
 
 LOOPS = frozenset(("scan", "while"))
@@ -41,13 +42,6 @@ class LoopsInKernels:
         400,
         "equations of a loop's body, with those of loops in it: they are one function, which takes long to compile. Source: "
         "not recorded",
-    )
-    fewest_elements: int = threshold(
-        64,
-        "elements that a program computes independently of each other, where fewer programs could have all; short rows of "
-        "each, such as a state of 4, count as one. With fewer, instructions of a step wait for each other, and two programs "
-        "take as long as one: Lorenz's equations, 4000 steps of 128, one program 79 us, two 41; a linear recurrence of 64 "
-        "42 us, two 42; Kalman's filter of 64 series 45, two 62. Zen 4, 29 November 2026",
     )
     held_vectors: int = threshold(
         8,
@@ -183,7 +177,8 @@ class LoopsInKernels:
         """Whether a loop that one program could hold is worth several. `largest`: elements of its largest value."""
         compute = _price(KernelLoop(node, (), (), tuple(beside), WHOLE), machine).compute
         saved = compute - compute / machine.cores
-        return largest >= 2 * self.fewest_elements and saved > machine.launch_seconds
+        fills_several = largest >= 2 * machine.sizes.independent_elements
+        return fills_several and saved > machine.launch_seconds
 
     def _cut(
         self,
@@ -204,44 +199,17 @@ class LoopsInKernels:
             flops += sum(group.node.own_schedule.cost.flops for group in beside) / _steps(node)
             is_light = flops <= self.light_operations * math.prod(parts.extents)
             room = min(room, lanes * self.held_vectors // (1 if is_light else 2))
-        widths = self._widths(parts, room, machine.cores, lanes)
+        size = ProgramSize(
+            most=room,
+            fewest=machine.sizes.independent_elements,
+            lanes=lanes,
+            cores=machine.cores,
+        )
+        widths = program_widths(parts.extents, parts.largest_part, size)
         if widths is None or widths == parts.extents:
             return None
         blocks = cut_loop(node, results, parts.extents, widths)
         return None if blocks is None or blocks.largest_part > most else blocks
-
-    def _widths(
-        self, parts: ProgramBlocks, room: int, cores: int, lanes: int
-    ) -> tuple[int, ...] | None:
-        """Elements that a program has along each grid axis.
-
-        Args:
-          parts: the blocks for one element along each grid axis.
-          room: most elements along all grid axes.
-          cores: programs that run at the same time.
-          lanes: elements of a vector.
-        """
-        extents, least = parts.extents, parts.largest_part
-        if not room:
-            return None
-        widths: list[int] = []
-        for extent in reversed(extents):
-            width = min(extent, room)
-            if lanes < width < extent:
-                width -= width % lanes
-            widths.insert(0, width)
-            room //= width
-        for axis, extent in enumerate(extents):
-            programs = [-(-size // width) for size, width in zip(extents, widths)]
-            beside = math.prod(programs) // programs[axis]
-            # As many programs as all cores have at a time, but none of too few elements.
-            wanted = max(-(-programs[axis] * beside // cores) * cores // beside, 1)
-            independent = math.prod(widths) // widths[axis] * (least if least >= lanes else 1)
-            width = max(-(-extent // wanted), -(-self.fewest_elements // independent))
-            if axis == len(extents) - 1 and -(-width // lanes) * lanes < widths[axis]:
-                width = -(-width // lanes) * lanes
-            widths[axis] = min(width, widths[axis])
-        return tuple(widths)
 
 
 def nodes_inside(node: Node) -> Iterator[Node]:
