@@ -1,5 +1,7 @@
 """Loops over wide values: one kernel of several programs, where elements need nothing of each other in any step."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -255,3 +257,11 @@ def test_no_tiles_are_searched_for_loops_that_programs_share(monkeypatch):
     assert not searched
     planned(lambda x: lax.fori_loop(0, LONG, lambda _, h: 0.5 * (h + jnp.roll(h, 1)), x), rand(N))
     assert searched
+
+
+def test_sums_of_what_is_carried_are_taken_together():
+    """Each point reads what it overwrites itself: rows of sums still share vectors, and nothing is copied in a step."""
+    text = pbkern.jit(summed).as_text(*CUT["summed"][1], stage="nests")
+    in_loop = re.search(r"\nfor .*\n((?:  .*\n)+)", text)[1]
+    assert "batched_rows" in in_loop
+    assert in_loop.count("nest [") == 1
