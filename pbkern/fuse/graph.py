@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 
 from jax.extend import core as jex
@@ -24,7 +24,7 @@ class Node:
       kernel: name of its kernel.
       finish: the kernel's last stage (fuse/partition/final_reductions.py); its outputs are the
         node's as well.
-      single_steps: bodies of a loop that take one step at a time, where those of `inner` take several.
+      search_steps: lets the bodies of a loop take several steps at a time, if that pays; None behind the search.
       shares: result of control flow or of a hand-written kernel -> the operand whose memory its bodies or it update.
     """
 
@@ -35,7 +35,7 @@ class Node:
     reason: str = ""
     kernel: str = ""
     inner: dict[str, Inner] = field(default_factory=dict)
-    single_steps: dict[str, Inner] = field(default_factory=dict)
+    search_steps: Callable[[Node], None] | None = field(default=None, repr=False)
     finish: Node | None = None
     shares: dict = field(default_factory=dict)
     # Memo of `reads`: equations and last stage, and the answer.
@@ -60,6 +60,16 @@ class Node:
             return self.shares
         inputs, outputs = self.schedule.requests.inputs, self.schedule.outputs
         return {outputs[place][0]: inputs[at][0] for at, place in self.schedule.aliases}
+
+    def takes_several_steps(self) -> bool:
+        """Whether a body of a loop takes several steps at a time.
+
+        The first question searches, which takes long: it is asked where the host may run the loop.
+        """
+        search, self.search_steps = self.search_steps, None
+        if search is not None:
+            search(self)
+        return any(body.steps > 1 for body in self.inner.values())
 
     def scatters(self) -> bool:
         return any(eqn.primitive.name in SCATTERS for eqn in self.eqns)

@@ -1,5 +1,7 @@
 """Loops over wide values: one kernel of several programs, where elements need nothing of each other in any step."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import pbkern
+from pbkern.fuse.partition import control_regions
 
 from .checking import check, planned, rand
 
@@ -83,6 +86,25 @@ def swapped(a, b):
     return lax.fori_loop(0, LONG, step, (a, b))
 
 
+def handed_on(a, b):
+    """Each carry is made of what the others have been: a step stores three that read each other."""
+
+    def step(s, _):
+        a, b, c = s
+        return (b, 0.5 * (a + c), 0.3 * (b - a)), None
+
+    return lax.scan(step, (a, b, a - b), None, length=LONG)[0]
+
+
+def summed(x):
+    """A step stores what it carries where it is summed."""
+    return lax.scan(
+        lambda h, x: (h * x[:, None] + 0.1, (h * x[:, None] + 0.1).sum(1)),
+        x[:, :5] @ jnp.ones((5, 16)),
+        x.T,
+    )
+
+
 def steered(x, gains):
     """All programs compute the same scalar from step to step."""
 
@@ -110,6 +132,8 @@ CUT = {
     "nested": (nested, (rand(STEPS, N, 3),)),
     "until": (lambda x, n: until(x, n)[1], (rand(N), np.int32(50))),
     "swapped": (swapped, (rand(N, 3), rand(N, 3))),
+    "handed on": (handed_on, (rand(N), rand(N))),
+    "summed": (summed, (rand(N, STEPS),)),
     "steered": (steered, (rand(LONG, N), rand(LONG))),
     "products": (products, (0.3 * rand(4, 4), rand(STEPS, 131, 4))),
     "doubles": (lambda x: linear(x, x), (np.asarray(rand(STEPS, N), np.float64),)),
@@ -220,3 +244,24 @@ def test_small_stencils_take_several_steps_in_a_tile():
     """Each step reads neighbours: tiles that recompute their borders take half the time of a loop over single steps."""
     step = lambda _, h: h + 0.1 * (jnp.roll(h, 1, 1) - 2 * h + jnp.roll(h, -1, 1))
     assert not loop_grids(check(lambda x: lax.fori_loop(0, LONG, step, x), rand(4, 50)))
+
+
+def test_no_tiles_are_searched_for_loops_that_programs_share(monkeypatch):
+    searched = []
+    tile_time = control_regions.tile_time
+    monkeypatch.setattr(
+        control_regions, "tile_time", lambda *args: searched.append(1) or tile_time(*args)
+    )
+    step = lambda _, h: 3.7 * h * (1 - h)
+    assert loop_grids(planned(lambda x: lax.fori_loop(0, LONG, step, x), rand(N))) != [()]
+    assert not searched
+    planned(lambda x: lax.fori_loop(0, LONG, lambda _, h: 0.5 * (h + jnp.roll(h, 1)), x), rand(N))
+    assert searched
+
+
+def test_sums_of_what_is_carried_are_taken_together():
+    """Each point reads what it overwrites itself: rows of sums still share vectors, and nothing is copied in a step."""
+    text = pbkern.jit(summed).as_text(*CUT["summed"][1], stage="nests")
+    in_loop = re.search(r"\nfor .*\n((?:  .*\n)+)", text)[1]
+    assert "batched_rows" in in_loop
+    assert in_loop.count("nest [") == 1

@@ -38,6 +38,8 @@ class Sizes:
       cuts_planes: whether a plane of few short lines is cut as well where each element is made of several.
       loop_elements: most elements of each value of a loop's body that runs inside one kernel; 0: loops stay outside.
       shared_loop_elements: the same for one of several programs that share a loop.
+      independent_elements: elements that each program of such a loop computes independently of each other, where fewer programs
+        could have all; short rows of each, such as a state of 4, count as one.
       square_side: elements along each side of the square blocks from which a kernel with halos is searched again.
       line_parts: elements of parts of a line that one program may take.
       even_part: parts of lines are multiples of this many elements, unless they are shorter.
@@ -70,6 +72,7 @@ class Sizes:
     cuts_planes: bool
     loop_elements: int
     shared_loop_elements: int
+    independent_elements: int
     square_side: int
     line_parts: tuple[int, ...]
     even_part: int

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.specs import BlockSpec
@@ -18,9 +20,13 @@ from pbkern.fuse.access.blocks import BodyContext, request, run_steps
 from pbkern.fuse.graph import Inner, Node
 from pbkern.fuse.partition.loop_kernels.loops_in_kernels import KernelLoop
 from pbkern.fuse.partition.loop_kernels.program_blocks import ProgramBlocks
+from pbkern.fuse.partition.loop_kernels.step_groups import StepGroup
 from pbkern.fuse.tiling.schedule import Schedule
 
 from .group_kernel import array_type
+
+# (value, its dimension along which each step has one element)
+Element = tuple[jex.Var, int]
 
 
 def emit_loop(name: str, schedule: Schedule, loop: KernelLoop, compiler_params: dict) -> Kernel:
@@ -34,8 +40,11 @@ def emit_loop(name: str, schedule: Schedule, loop: KernelLoop, compiler_params: 
         values: dict[Any, Any] = {var: ref[...] for var, ref in zip(operands, refs)}
         for node in loop.before:
             values |= _computed(node, values, blocks)
-        stepped = _run(eqn, loop.node.inner, [values[var] for var in eqn.invars], blocks)
-        values |= dict(zip(eqn.outvars, stepped, strict=True))
+        if loop.beside:
+            values |= _run_with_groups(loop, values, results)
+        else:
+            stepped = _run(eqn, loop.node.inner, [values[var] for var in eqn.invars], blocks)
+            values |= dict(zip(eqn.outvars, stepped, strict=True))
         for node in loop.after:
             values |= _computed(node, values, blocks)
         for ref, var in zip(refs[len(operands) :], results, strict=True):
@@ -75,6 +84,77 @@ def _run(
     else:
         params |= bodies
     return eqn.primitive.bind(*args, **params)
+
+
+def _run_with_groups(
+    loop: KernelLoop, values: Mapping[Any, Any], results: Sequence[jex.Var]
+) -> dict[Any, Any]:
+    """Results of a scan whose steps compute groups beside it, and what these make of values of the steps.
+
+    `results`: of the kernel.
+    """
+    (eqn,) = loop.node.eqns
+    params = params_of(eqn)
+    (inner,) = loop.node.inner.values()
+    body = jex.jaxpr_as_fun(_traced(inner, loop.blocks))
+    first, carried = params["num_consts"], params["num_carry"]
+    consts, init, xs = (
+        eqn.invars[:first],
+        eqn.invars[first : first + carried],
+        eqn.invars[first + carried :],
+    )
+    ys = eqn.outvars[carried:]
+    before = [group for group in loop.beside if set(group.node.outputs) <= set(xs)]
+    behind = [group for group in loop.beside if group not in before]
+    computed = {var for group in before for var in group.node.outputs}
+    read = {*results, *(var for node in loop.after for var in node.reads())}
+    stacked: list[Element] = [(var, 0) for var in ys if var in read] + [
+        (var, group.step_dims[var]) for group in behind for var in group.node.outputs
+    ]
+    walked: dict[Element, Any] = {(var, 0): values[var] for var in xs if var not in computed}
+    for group in loop.beside:
+        for var in group.operands:
+            dim = group.step_dims.get(var)
+            if dim is not None and var not in ys:
+                walked[var, dim] = jnp.moveaxis(values[var], dim, 0)
+
+    def step(carry: list, elements: list) -> tuple[list, list]:
+        known = dict(zip(walked, elements))
+        for group in before:
+            known |= _computed_in_step(group, known, values)
+        args = [*(values[var] for var in consts), *carry, *(known[var, 0] for var in xs)]
+        stepped = body(*args)
+        known |= {(var, 0): y for var, y in zip(ys, stepped[carried:])}
+        for group in behind:
+            known |= _computed_in_step(group, known, values)
+        return stepped[:carried], [known[key] for key in stacked]
+
+    last, elements = lax.scan(
+        step,
+        [values[var] for var in init],
+        list(walked.values()),
+        length=params["length"],
+        reverse=params["reverse"],
+    )
+    of_all_steps = {var: jnp.moveaxis(y, 0, dim) for (var, dim), y in zip(stacked, elements)}
+    return dict(zip(eqn.outvars, last)) | of_all_steps
+
+
+def _computed_in_step(
+    group: StepGroup, known: Mapping[Element, Any], values: Mapping[Any, Any]
+) -> dict[Element, Any]:
+    """Results of a group for one step. `known`: elements of the step; `values`: what each step reads all of."""
+    wanted = [(var, group.blocks.access(var)) for var in group.node.outputs]
+    requests = request(group.node.eqns, wanted)
+    operands = {}
+    for var, hull in requests.inputs:
+        dim = group.step_dims.get(var)
+        operands[var, hull] = (
+            values[var] if dim is None else lax.expand_dims(known[var, dim], (dim,))
+        )
+    get = run_steps(requests, operands, BodyContext())
+    dims = group.step_dims
+    return {(var, dims[var]): lax.squeeze(get(var, access), (dims[var],)) for var, access in wanted}
 
 
 def _traced(inner: Inner, blocks: ProgramBlocks) -> jex.ClosedJaxpr:

@@ -49,10 +49,6 @@ class TreesToScans:
         "cores that the recursion needs to be as fast as a loop on one. Linear recurrence 65536 x 16: 1.3 ms on two threads "
         "of Zen 4, a loop on one 0.23",
     )
-    program_elements: int = threshold(
-        64,
-        "independent elements of a step that are worth a program (fuse/partition/loop_kernels/loops_in_kernels.py)",
-    )
     fewest_steps: int = threshold(
         16, "elements along the dimension; below, the levels are few and fuse. Source: not recorded"
     )
@@ -82,7 +78,7 @@ class TreesToScans:
         fits = widest <= sizes.loop_elements or (
             widest <= independent * sizes.shared_loop_elements and independent > 1
         )
-        programs = min(max(independent // self.program_elements, 1), machine.cores)
+        programs = min(max(independent // sizes.independent_elements, 1), machine.cores)
         return (
             recursion.axis == 0
             and widest >= self.fewest_step_elements

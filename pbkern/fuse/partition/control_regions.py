@@ -1,6 +1,6 @@
 """Control flow -> a node with the partitions of its bodies, if all that they hold is fused; else a node left to XLA.
 
-Loops over stencils take several steps at once (fuse/time_tiling/overlapped.py).
+Loops over stencils take several steps at once (fuse/time_tiling/overlapped.py), where no kernel holds the loop.
 fuse/emit/control_flow.py emits the node.
 """
 
@@ -14,7 +14,7 @@ from pbkern._jax import params_of
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.core.passes import passed_over, run_passes
 from pbkern.fuse.cost.kinds import nbytes
-from pbkern.fuse.graph import Edge, Inner, Node, order, overwritten
+from pbkern.fuse.graph import Edge, Inner, Node, Partition, order, overwritten
 from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.simplify.literal_operands import operands_as_equations, outputs_as_equations
 from pbkern.fuse.split.two_stage import SPLIT_REDUCTIONS
@@ -64,13 +64,30 @@ def control_node(parts, eqn, partition: Callable) -> Node:
         )
     if any(isinstance(var, jex.Literal) for var in eqn.invars):
         return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
-    several = _time_blocks(parts, eqn, bodies, unsplit, partition)
-    inner = bodies | several
-    shares = _shared_operands(parts, eqn, inner)
-    single_steps = bodies if several else {}
+
+    def search_steps(node: Node) -> None:
+        node.inner = bodies | _time_blocks(parts, eqn, bodies, unsplit, partition)
+        node.shares = _shared_operands(parts, eqn, node.inner)
+
     return Node(
-        "control", [eqn], list(eqn.outvars), inner=inner, single_steps=single_steps, shares=shares
+        "control",
+        [eqn],
+        list(eqn.outvars),
+        inner=bodies,
+        search_steps=search_steps,
+        shares=_shared_operands(parts, eqn, bodies),
     )
+
+
+def take_several_steps(parts: Partition, *context: object) -> Partition:
+    """Lets loops that the host runs take several steps at a time, where that pays."""
+    waiting = list(parts.nodes)
+    while waiting:
+        node = waiting.pop()
+        if node.kind == "control":
+            node.takes_several_steps()
+            waiting += (each for body in node.inner.values() for each in body.partition.nodes)
+    return parts
 
 
 def _pairs(parts, eqn, name: str, body: jex.Jaxpr) -> dict:

@@ -11,6 +11,7 @@ from pbkern.core.passes import Pass, run_passes
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.graph import Partition
 
+from .control_regions import take_several_steps
 from .duplicate_producers import DuplicateMasks, share_duplicates
 from .final_reductions import JoinLastStages
 from .grow_groups import GrowGroups
@@ -123,6 +124,12 @@ KERNEL_PASSES = (
         "put loops in kernels",
         LoopsInKernels(),
         "a step that computes little costs less than its launch, and carries stay in registers",
+        when=lambda options, results: options.joins,
+    ),
+    Pass(
+        "take several steps",
+        take_several_steps,
+        "steps of stencils share a tile in a cache; of loops that are no kernel",
         when=lambda options, results: options.joins,
     ),
 )

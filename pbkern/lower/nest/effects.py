@@ -17,6 +17,7 @@ from .ir import (
     Prefetch,
     Sort,
     Stmt,
+    Store,
     Trace,
     Wait,
     every,
@@ -91,3 +92,35 @@ class Effects:
         return not (self.is_timed or other.is_timed) and not (
             self.written & other.touched or other.written & self.touched
         )
+
+
+def reads_other_points(nest: Nest) -> bool:
+    """Whether a point may read what another point of the nest stores."""
+    stored: dict[Buf, list[Store]] = {}
+    for store in nest.stores:
+        stored.setdefault(store.buf.root, []).append(store)
+    return any(
+        not apart_from(*load.access, store) and not is_at_its_point(nest, load, store)
+        for load in nest.loads()
+        for store in stored.get(load.buf.root, ())
+    )
+
+
+def is_at_its_point(nest: Nest, expr: Load | Gather, store: Store) -> bool:
+    """Whether a load reads, at each point of a nest, the element that is stored there and at no other point."""
+    buf, index = expr.access
+    stored_dims = {position.terms[0][0] for position in store.index if len(position.terms) == 1}
+    return (
+        isinstance(expr, Load)
+        and buf is store.buf
+        and index == store.index
+        and stored_dims >= {dim for dim, size in nest.dims.items() if size > 1}
+    )
+
+
+def apart_from(buf: Buf, index: tuple, store: Store) -> bool:
+    """Whether an access and a store are at different constants along an axis."""
+    return buf is store.buf and any(
+        position is not None and position.is_const and j.is_const and position.const != j.const
+        for position, j in zip(index, store.index)
+    )

@@ -7,13 +7,14 @@ point it is written, and depends on nothing in between.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pbkern.core.affine import Affine
 from pbkern.core.lazy_dataclass import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
+from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.fuse import are_independent, fused
 from pbkern.lower.nest.edit.rename import renamed
@@ -24,6 +25,7 @@ from pbkern.lower.nest.ir import (
     Nest,
     Pool,
     Stmt,
+    Store,
     with_bodies,
 )
 
@@ -67,14 +69,18 @@ class MergeNests:
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        inside = (with_bodies(stmt, lambda inner: self(inner, context)) for stmt in stmts)
+        return self.merged(inside, context.pool)
+
+    def merged(self, stmts: Iterable[Stmt], pool: Pool, may_overwrite: bool = False) -> list[Stmt]:
+        """Statements one after the other with fewer nests; `may_overwrite`: as `are_independent` has it."""
         out: list[Stmt] = []
         before: list[Effects] = []  # of each of `out`
         for stmt in stmts:
-            stmt = with_bodies(stmt, lambda inner: self(inner, context))
             if isinstance(stmt, Nest):
                 if any(size == 0 for dim, size in stmt.dims.items() if dim not in stmt.rdims):
                     continue
-                joined = _joined_before(out, before, stmt, context.pool, self)
+                joined = _joined_before(out, before, stmt, pool, self, may_overwrite)
                 if joined is not None:
                     at, out[at] = joined
                     before[at] = Effects.of(out[at])
@@ -90,6 +96,7 @@ def _joined_before(
     nest: Nest,
     pool: Pool,
     limits: MergeNests,
+    may_overwrite: bool,
 ) -> tuple[int, Nest] | None:
     """(position, merged nest) of the last nest before that this one joins, past others that do not depend on it."""
     mine = Effects.of(nest)
@@ -97,7 +104,7 @@ def _joined_before(
         other = before[at]
         if not isinstance(other, Nest):
             return None
-        merged = merge(other, nest, pool, limits)
+        merged = merge(other, nest, pool, limits, may_overwrite)
         if merged is not None:
             return at, merged
         if not mine.commute(effects_before[at]):
@@ -105,8 +112,10 @@ def _joined_before(
     return None
 
 
-def merge(first: Nest, second: Nest, pool: Pool, limits: MergeNests) -> Nest | None:
-    """One nest that does both, or None."""
+def merge(
+    first: Nest, second: Nest, pool: Pool, limits: MergeNests, may_overwrite: bool = False
+) -> Nest | None:
+    """One nest that does both, or None; `may_overwrite`: as `are_independent` has it."""
     if (
         first.ordered
         or second.ordered
@@ -126,11 +135,15 @@ def merge(first: Nest, second: Nest, pool: Pool, limits: MergeNests) -> Nest | N
         rdims != theirs if second.reductions else first.moves() or second.moves()
     ):
         return None
+    if may_overwrite and not all(map(_goes_along_rows, second.stores)):
+        return None
     second = _renamed(second, rename, pool)
     first = _renamed(first, constants, pool)
-    if not are_independent(first, second) or _vector_conflict(first, second):
+    if not are_independent(first, second, may_overwrite) or _vector_conflict(first, second):
         return None
     merged = _joined(first, second, pool)
+    if may_overwrite:
+        merged = replace(merged, stores=_by_values(merged.stores))
     if len(merged.nodes()) > limits.most_nodes or _rereads(merged):  # what both compute counts once
         return None
     return (
@@ -215,6 +228,18 @@ def _rereads(nest: Nest) -> bool:
             {}, stores=tuple(store for store in nest.stores if not store.inner)
         ).loads()
     )
+
+
+def _goes_along_rows(store: Store) -> bool:
+    """Whether a store is of one number, or of neighbours along some dimension."""
+    flat = flat_index(store.buf, store.index)
+    return not flat.terms or any(abs(coefficient) == 1 for _, coefficient in flat.terms)
+
+
+def _by_values(stores: Sequence[Store]) -> tuple[Store, ...]:
+    """Stores of equal values one after the other: if one goes later, its value is computed where it was."""
+    order = {store.value: place for place, store in reversed(list(enumerate(stores)))}
+    return tuple(sorted(stores, key=lambda store: order[store.value]))
 
 
 def _vector_conflict(first: Nest, second: Nest) -> bool:

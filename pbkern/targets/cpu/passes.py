@@ -14,6 +14,7 @@ from pbkern.lower.passes.strips.running_maximum import RunningMaximum
 from pbkern.lower.passes.unswitching import Unswitch
 from pbkern.lower.passes.window_gathers import LoopOverWindowStarts
 from pbkern.targets.cpu.locality.cache_blocking import BlockForCaches
+from pbkern.targets.cpu.locality.carried_values import overwrite_carries
 from pbkern.targets.cpu.locality.loop_results import store_loop_results
 from pbkern.targets.cpu.locality.window_sums import FactorWindowSums
 from pbkern.targets.cpu.math.extremes import maxima_as_minima
@@ -63,6 +64,11 @@ CPU_PASSES = (
         InlineStages(),
         "stencils over stencils keep rows in registers",
         when=_reassociates,
+    ),
+    Pass(
+        "overwrite carries",
+        overwrite_carries,
+        "registers hold what steps of a loop carry on; before nests over whole rows are flat",
     ),
     Pass(
         "block for caches",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from jax.extend import core as jex
 
@@ -22,11 +23,13 @@ from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import BlockRequests
 from pbkern.fuse.cost.kinds import itemsize, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
-from pbkern.fuse.graph import Inner, Node, Partition
+from pbkern.fuse.graph import Inner, Node, Partition, order
 from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.tiling.schedule import Schedule
 
 from .program_blocks import WHOLE, ProgramBlocks, cut_loop, independent_parts
+from .program_widths import ProgramSize, program_widths
+from .step_groups import StepGroup, groups_of_steps, with_step_groups
 
 LOOPS = frozenset(("scan", "while"))
 
@@ -39,13 +42,6 @@ class LoopsInKernels:
         400,
         "equations of a loop's body, with those of loops in it: they are one function, which takes long to compile. Source: "
         "not recorded",
-    )
-    fewest_elements: int = threshold(
-        64,
-        "elements that a program computes independently of each other, where fewer programs could have all; short rows of "
-        "each, such as a state of 4, count as one. With fewer, instructions of a step wait for each other, and two programs "
-        "take as long as one: Lorenz's equations, 4000 steps of 128, one program 79 us, two 41; a linear recurrence of 64 "
-        "42 us, two 42; Kalman's filter of 64 series 45, two 62. Zen 4, 29 November 2026",
     )
     held_vectors: int = threshold(
         8,
@@ -76,17 +72,16 @@ class LoopsInKernels:
         for node in (each for each in nodes if each.kind == "control"):
             if node.eqns[0].primitive.name in LOOPS:
                 results_read = [var for var in node.outputs if var in read]
-                loop = _by_single_steps(node)
-                blocks = self._blocks(loop, machine, results_read, bool(node.single_steps))
+                blocks = self._blocks(node, machine, results_read)
                 if blocks is not None:
-                    loops.append((node, loop, results_read, blocks))
+                    loops.append((node, results_read, blocks))
                     continue
             for inner in node.inner.values():
                 results_here = {
                     var for var in inner.jaxpr.outvars if not isinstance(var, jex.Literal)
                 }
-                for gone in self._visit(inner.partition.nodes, machine, results_here):
-                    inner.ordered.remove(gone)
+                if self._visit(inner.partition.nodes, machine, results_here):
+                    inner.ordered[:] = order(inner.partition.nodes, inner.jaxpr.invars)
         makers = {
             var: node
             for node in nodes
@@ -94,13 +89,25 @@ class LoopsInKernels:
             for var in node.outputs
         }
         removed = []
-        for node, loop, results_read, blocks in loops:
+        for node, results_read, blocks in loops:
+            beside, blocks = self._beside(node, nodes, results, results_read, blocks, machine)
+            for group in beside:
+                nodes.remove(group.node)
+                removed.append(group.node)
+                for var in group.node.outputs:
+                    makers.pop(var, None)
+            if beside:
+                read = set(results).union(*(each.reads() for each in nodes if each is not node))
+                results_read = [var for var in results_read if var in read]
             after = [
                 turned
                 for var in results_read
                 if (turned := _turned(var, nodes, results)) is not None
             ]
-            node.schedule = _in_kernel(loop, machine, makers, results_read, after, blocks)
+            node.search_steps = None
+            node.schedule = _in_kernel(
+                replace(node), machine, makers, results_read, after, beside, blocks
+            )
             node.outputs = [var for var, _ in node.schedule.outputs]
             node.kind, node.inner = "group", {}
             for turned in after:
@@ -114,10 +121,32 @@ class LoopsInKernels:
                 removed.append(node)
         return removed
 
+    def _beside(
+        self,
+        node: Node,
+        nodes: Sequence[Node],
+        results: Collection[jex.Var],
+        results_read: Sequence[jex.Var],
+        blocks: ProgramBlocks,
+        machine: CostModel,
+    ) -> tuple[list[StepGroup], ProgramBlocks]:
+        """(groups that the loop's steps compute, blocks of programs that do so)."""
+        groups = groups_of_steps(node, nodes, results, blocks, machine)
+        if groups:
+            again = self._blocks(node, machine, results_read, groups)
+            if again is not None and again.widths != blocks.widths:
+                blocks = again
+                groups = groups_of_steps(node, nodes, results, blocks, machine)
+        return groups, with_step_groups(blocks, groups)
+
     def _blocks(
-        self, node: Node, machine: CostModel, results: Sequence[jex.Var], is_tiled: bool
+        self,
+        node: Node,
+        machine: CostModel,
+        results: Sequence[jex.Var],
+        beside: Sequence[StepGroup] = (),
     ) -> ProgramBlocks | None:
-        """The blocks of a loop's programs in one kernel; None if it is to stay outside."""
+        """The blocks of a loop's programs in one kernel, with groups beside it; None if it is to stay outside."""
         nodes = list(nodes_inside(node))
         equations = [eqn for each in nodes for eqn in each.eqns]
         if (
@@ -129,24 +158,35 @@ class LoopsInKernels:
             return None
         sizes = [math.prod(aval.shape) for aval in _avals(node, equations)]
         fits = max(sizes, default=0) <= machine.sizes.loop_elements
-        pays = not fits or self._pays(node, machine, max(sizes, default=0))
-        if not pays and not is_tiled:
-            return WHOLE
         parts = independent_parts(node, results)
         # Tiles of several steps stay where elements of a step need each other.
-        if is_tiled and (parts is None or parts.largest_part > 1):
+        is_elementwise = parts is not None and parts.largest_part == 1
+        if not is_elementwise and node.takes_several_steps():
             return None
-        cut = self._cut(node, machine, results, parts) if pays and parts is not None else None
+        pays = parts is not None and (
+            not fits or self._pays(node, machine, max(sizes, default=0), beside)
+        )
+        cut = (
+            self._cut(node, machine, results, parts, beside) if parts is not None and pays else None
+        )
         return cut or (WHOLE if fits else None)
 
-    def _pays(self, node: Node, machine: CostModel, largest: int) -> bool:
+    def _pays(
+        self, node: Node, machine: CostModel, largest: int, beside: Sequence[StepGroup]
+    ) -> bool:
         """Whether a loop that one program could hold is worth several. `largest`: elements of its largest value."""
-        compute = _price(KernelLoop(node, (), (), WHOLE), machine).compute
+        compute = _price(KernelLoop(node, (), (), tuple(beside), WHOLE), machine).compute
         saved = compute - compute / machine.cores
-        return largest >= 2 * self.fewest_elements and saved > machine.launch_seconds
+        fills_several = largest >= 2 * machine.sizes.independent_elements
+        return fills_several and saved > machine.launch_seconds
 
     def _cut(
-        self, node: Node, machine: CostModel, results: Sequence[jex.Var], parts: ProgramBlocks
+        self,
+        node: Node,
+        machine: CostModel,
+        results: Sequence[jex.Var],
+        parts: ProgramBlocks,
+        beside: Sequence[StepGroup],
     ) -> ProgramBlocks | None:
         """The blocks of several programs; None if one is enough, or if they are too large. `parts`: those of one element."""
         most = machine.sizes.shared_loop_elements
@@ -156,60 +196,20 @@ class LoopsInKernels:
         room = most // parts.largest_part
         if parts.largest_part == 1:
             flops = sum(each.own_schedule.cost.flops for each in _groups_inside(node))
+            flops += sum(group.node.own_schedule.cost.flops for group in beside) / _steps(node)
             is_light = flops <= self.light_operations * math.prod(parts.extents)
             room = min(room, lanes * self.held_vectors // (1 if is_light else 2))
-        widths = self._widths(parts, room, machine.cores, lanes)
+        size = ProgramSize(
+            most=room,
+            fewest=machine.sizes.independent_elements,
+            lanes=lanes,
+            cores=machine.cores,
+        )
+        widths = program_widths(parts.extents, parts.largest_part, size)
         if widths is None or widths == parts.extents:
             return None
         blocks = cut_loop(node, results, parts.extents, widths)
         return None if blocks is None or blocks.largest_part > most else blocks
-
-    def _widths(
-        self, parts: ProgramBlocks, room: int, cores: int, lanes: int
-    ) -> tuple[int, ...] | None:
-        """Elements that a program has along each grid axis.
-
-        Args:
-          parts: the blocks for one element along each grid axis.
-          room: most elements along all grid axes.
-          cores: programs that run at the same time.
-          lanes: elements of a vector.
-        """
-        extents, least = parts.extents, parts.largest_part
-        if not room:
-            return None
-        widths: list[int] = []
-        for extent in reversed(extents):
-            width = min(extent, room)
-            if lanes < width < extent:
-                width -= width % lanes
-            widths.insert(0, width)
-            room //= width
-        for axis, extent in enumerate(extents):
-            programs = [-(-size // width) for size, width in zip(extents, widths)]
-            beside = math.prod(programs) // programs[axis]
-            # As many programs as all cores have at a time, but none of too few elements.
-            wanted = max(-(-programs[axis] * beside // cores) * cores // beside, 1)
-            independent = math.prod(widths) // widths[axis] * (least if least >= lanes else 1)
-            width = max(-(-extent // wanted), -(-self.fewest_elements // independent))
-            if axis == len(extents) - 1 and -(-width // lanes) * lanes < widths[axis]:
-                width = -(-width // lanes) * lanes
-            widths[axis] = min(width, widths[axis])
-        return tuple(widths)
-
-
-def _by_single_steps(node: Node) -> Node:
-    """Control flow whose bodies take one step at a time, and those of loops in it."""
-    bodies = {
-        name: Inner(
-            inner.jaxpr,
-            inner.partition,
-            [_by_single_steps(each) if each.kind == "control" else each for each in inner.ordered],
-            inner.steps,
-        )
-        for name, inner in (node.single_steps or node.inner).items()
-    }
-    return Node(node.kind, node.eqns, node.outputs, inner=bodies, shares=node.shares)
 
 
 def nodes_inside(node: Node) -> Iterator[Node]:
@@ -218,6 +218,11 @@ def nodes_inside(node: Node) -> Iterator[Node]:
         for each in inner.ordered:
             yield each
             yield from nodes_inside(each)
+
+
+def _steps(node: Node) -> int:
+    (eqn,) = node.eqns
+    return params_of(eqn)["length"] if eqn.primitive.name == "scan" else 1
 
 
 def _groups_inside(node: Node) -> Iterator[Node]:
@@ -255,29 +260,32 @@ class KernelLoop:
       node: the control flow.
       before: groups whose results it reads: they have no operands, or move dimensions of one.
       after: groups that move dimensions of its results.
+      beside: groups that its steps compute.
       blocks: what one program has of each value.
     """
 
     node: Node
     before: tuple[Node, ...]
     after: tuple[Node, ...]
+    beside: tuple[StepGroup, ...]
     blocks: ProgramBlocks
 
     @property
     def steps(self) -> int:
         """Steps of a scan; 1 where values decide how many there are."""
-        (eqn,) = self.node.eqns
-        return params_of(eqn)["length"] if eqn.primitive.name == "scan" else 1
+        return _steps(self.node)
 
     def reads(self) -> list[jex.Var]:
         """Values that the loop reads and others make."""
-        eqns = [eqn for node in self.before for eqn in node.eqns]
-        computed = {var for eqn in eqns for var in eqn.outvars}
+        groups = (*self.before, *(group.node for group in self.beside))
+        eqns = [eqn for node in groups for eqn in node.eqns]
+        computed = {var for eqn in (*eqns, *self.node.eqns) for var in eqn.outvars}
         read = dict.fromkeys(var for eqn in (*eqns, *self.node.eqns) for var in atoms(eqn))
         return [var for var in read if var not in computed]
 
     def equations(self) -> list[jex.JaxprEqn]:
-        nodes = (*self.before, *nodes_inside(self.node), *self.after)
+        groups = (group.node for group in self.beside)
+        nodes = (*self.before, *groups, *nodes_inside(self.node), *self.after)
         return [eqn for node in nodes if node.kind != "control" for eqn in node.eqns]
 
 
@@ -287,6 +295,7 @@ def _in_kernel(
     makers: Mapping[jex.Var, Node],
     results: Sequence[jex.Var],
     after: Sequence[Node],
+    beside: Sequence[StepGroup],
     blocks: ProgramBlocks,
 ) -> Schedule:
     """The kernel of a loop.
@@ -297,6 +306,7 @@ def _in_kernel(
       makers: values that are made of nothing or by moving dimensions, with their nodes.
       results: those that are read.
       after: what moves dimensions of results.
+      beside: groups that its steps compute.
       blocks: what one program has of each value.
     """
     (eqn,) = node.eqns
@@ -314,9 +324,10 @@ def _in_kernel(
         (var,) = atoms(moves)
         blocks = blocks.with_moved(moves)
         turned[var] = moves.outvars[0]
-    loop = KernelLoop(node, tuple(before), tuple(after), blocks)
+    loop = KernelLoop(node, tuple(before), tuple(after), tuple(beside), blocks)
     reads = [(var, blocks.access(var)) for var in loop.reads()]
     outputs = [turned.get(var, var) for var in results]
+    outputs += [var for group in beside for var in group.node.outputs if var not in eqn.invars]
     return Schedule(
         blocks.grid,
         (),
@@ -348,13 +359,16 @@ def _turned(var: jex.Var, nodes: Sequence[Node], results: Collection[jex.Var]) -
 def _price(loop: KernelLoop, machine: CostModel) -> Cost:
     """Arithmetic of all steps one after the other, of each program on one core."""
     costs = [each.own_schedule.cost for each in _groups_inside(loop.node)]
+    beside = [group.node.own_schedule.cost for group in loop.beside]
     steps = loop.steps
     programs = math.prod(loop.blocks.grid)
     cores = sum(cost.compute * min(cost.programs, machine.cores) for cost in costs)
-    compute = steps * cores / min(programs, machine.cores)
-    moved = sum(nbytes(var.aval) for var in (*loop.reads(), *loop.node.outputs))
+    cores = steps * cores + sum(cost.compute * min(cost.programs, machine.cores) for cost in beside)
+    compute = cores / min(programs, machine.cores)
+    of_groups = [var for group in loop.beside for var in group.node.outputs]
+    moved = sum(nbytes(var.aval) for var in (*loop.reads(), *loop.node.outputs, *of_groups))
     memory = moved / machine.far_bandwidth(moved) if moved else 0.0
-    flops = steps * sum(cost.flops for cost in costs)
+    flops = steps * sum(cost.flops for cost in costs) + sum(cost.flops for cost in beside)
     held = sum(cost.scratch for cost in costs)
     limit = max(steps * sum(cost.limit for cost in costs), moved / machine.memory_bandwidth)
     seconds = compute + memory + machine.launch_seconds

@@ -115,19 +115,15 @@ def independent_parts(node: Node, results: Sequence[jex.Var]) -> ProgramBlocks |
       node: a loop.
       results: those of its results that are read.
     """
-    if not results:
-        return None
-    (largest, *_) = results = sorted(results, key=lambda var: -math.prod(array_aval(var).shape))
-    shape = array_aval(largest).shape
-    dims: tuple[int, ...] = ()
+    by_size = sorted(results, key=lambda var: -math.prod(array_aval(var).shape))
+    extents: tuple[int, ...] = ()
     parts: ProgramBlocks | None = None
-    for dim in range(len(shape)):
-        if shape[dim] > 1:
-            wanted = (*dims, dim)
-            extents = tuple(shape[each] for each in wanted)
-            cut = cut_loop(node, results, extents, (1,) * len(extents))
+    for extent in array_aval(by_size[0]).shape if by_size else ():
+        if extent > 1:
+            with_extent = (*extents, extent)
+            cut = cut_loop(node, by_size, with_extent, (1,) * len(with_extent))
             if cut is not None:
-                dims, parts = wanted, cut
+                extents, parts = with_extent, cut
     return parts
 
 

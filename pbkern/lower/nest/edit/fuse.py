@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pbkern.lower.nest.effects import apart_from, is_at_its_point
 from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,
@@ -51,12 +52,14 @@ def fused(first: Nest, second: Nest, pool: Pool) -> Nest:
     return merged
 
 
-def are_independent(first: Nest, second: Nest) -> bool:
+def are_independent(first: Nest, second: Nest, may_overwrite: bool = False) -> bool:
     """Whether each point of the second nest may run right after the same point of the first.
 
     It reads the first's results only at the point that stored them. It overwrites nothing that either reads, but for what
-    the first's reductions take at that very point: they come before stores there.
+    the first's reductions take at that very point: they come before stores there. With `may_overwrite`, it may as well
+    overwrite what the first's stores read at that very point: a point of one nest reads all that it reads before it stores.
     """
+    may_overwrite = may_overwrite and not second.reductions
     stored: dict[Buf, list[Store]] = {}
     for store in first.stores:
         stored.setdefault(store.buf.root, []).append(store)
@@ -67,41 +70,40 @@ def are_independent(first: Nest, second: Nest) -> bool:
     places: dict[Buf, list[tuple[Buf, tuple]]] = {root: [] for root in overwritten}
     taken = Nest({}, reductions=first.reductions).loads()
     at_stores = Nest({}, stores=first.stores) if first.reductions else first
+    read_before: dict[Buf, list[Load | Gather]] = {root: [] for root in overwritten}
+    if may_overwrite:
+        for load in Nest({}, stores=tuple(each for each in first.stores if each.inner)).loads():
+            if load.buf.root in overwritten:
+                read_before[load.buf.root].append(load)
+        at_stores = Nest({}, stores=tuple(each for each in first.stores if not each.inner))
     for buf, index in [(store.buf, store.index) for store in first.stores] + [
         load.access for load in at_stores.loads()
     ]:
         if buf.root in overwritten:
             places[buf.root].append((buf, index))
     for mine in second.stores:
-        if not all(_apart(buf, index, mine) for buf, index in places[mine.buf.root]):
+        if not all(
+            apart_from(*load.access, mine) or is_at_its_point(first, load, mine)
+            for load in read_before[mine.buf.root]
+        ):
+            return False
+        if not all(apart_from(buf, index, mine) for buf, index in places[mine.buf.root]):
             return False
         for access in taken:
             buf, index = access.access
             if (
                 buf.root is mine.buf.root
-                and not _apart(buf, index, mine)
-                and not _at_its_point(first, access, mine)
+                and not apart_from(buf, index, mine)
+                and not is_at_its_point(first, access, mine)
             ):
                 return False
     return True
 
 
-def _at_its_point(nest: Nest, expr: Load | Gather, store: Store) -> bool:
-    """Whether a load reads, at each point of a nest, the element that is stored there and at no other point."""
-    buf, index = expr.access
-    stored_dims = {position.terms[0][0] for position in store.index if len(position.terms) == 1}
-    return (
-        isinstance(expr, Load)
-        and buf is store.buf
-        and index == store.index
-        and stored_dims >= nest.dims.keys()
-    )
-
-
 def _is_forwarded(first: Nest, stores: list[Store], expr: Load | Gather) -> bool:
     """Whether a load gives what the first nest stores at the same point, by one of these to the same root."""
     buf, index = expr.access
-    candidates = [store for store in stores if not _apart(buf, index, store)]
+    candidates = [store for store in stores if not apart_from(buf, index, store)]
     if len(candidates) != 1 or isinstance(expr, Gather):
         return False
     (writer,) = candidates
@@ -115,12 +117,4 @@ def _is_forwarded(first: Nest, stores: list[Store], expr: Load | Gather) -> bool
         and writer.mask is None
         and not writer.guard
         and whole
-    )
-
-
-def _apart(buf: Buf, index: tuple, store: Store) -> bool:
-    """Whether an access and a store are at different constants along an axis."""
-    return buf is store.buf and any(
-        position is not None and position.is_const and j.is_const and position.const != j.const
-        for position, j in zip(index, store.index)
     )

@@ -10,6 +10,7 @@ from pbkern.core.lazy_dataclass import dataclass
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import INT32_MAX
 from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Gather, Load, Nest
@@ -63,6 +64,11 @@ class NestWalk:
     def rewrites(self) -> bool:
         """Whether the nest reads, anywhere, an array that it writes."""
         return any(load.buf.root in self.written for load in self.nest.loads())
+
+    @cached_property
+    def reads_other_points(self) -> bool:
+        """Whether a point may read what another point of the nest stores."""
+        return self.rewrites and effects.reads_other_points(self.nest)
 
     def reach(self, dim: str) -> int:
         """Distance from the nest's points at which values are taken, and computed in vain."""

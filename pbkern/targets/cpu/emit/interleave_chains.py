@@ -75,7 +75,7 @@ def interleave_points(
         walk.sched.vector is not None
         and not walk.nest.ordered
         and not overwritten_by(walk.nest)
-        and not walk.rewrites
+        and not walk.reads_other_points
     )
     block.operations = before + (
         interleaved(filled, walk.sched.registers) if free else [x for one in filled for x in one]

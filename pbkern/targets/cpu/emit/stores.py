@@ -75,6 +75,15 @@ class Stores:
         interleaved = self.rows.computed_as_stored(walk, {n for n, _ in joint})
         rows: dict[tuple, dict[int, Ssa | Point]] = {}
 
+        # A point reads what it overwrites before it stores anything.
+        stored = [
+            expr
+            for store in walk.nest.stores
+            if store.inner
+            for expr in (store.value, store.mask)
+            if expr is not None
+        ]
+        reads_first = inner and len(stored) > 1 and not walk.nest.ordered and walk.rewrites
         repeated = _repeated(walk, points) if inner and walk.nest.rdims else set()
 
         def point(number: int, coords: Point) -> None:
@@ -83,6 +92,10 @@ class Stores:
                 if inner and not walk.nest.ordered
                 else self._bind_accumulators(walk, accs[number * width : (number + 1) * width])
             )
+            if reads_first:
+                live = tail and tail.of(coords, walk.sched.vector)
+                for expr in stored:
+                    self.expressions.value(walk, block, expr, coords, live)
             for n, store in enumerate(walk.nest.stores):
                 if (n, number) in joint:
                     _, flat, first = joint[n, number]

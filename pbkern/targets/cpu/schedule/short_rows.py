@@ -5,6 +5,7 @@ It chooses which results become lanes of one vector (targets/cpu/emit/reductions
 
 from __future__ import annotations
 
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Nest
 
@@ -20,10 +21,7 @@ def batched_rows(nest: Nest, vector: str) -> str | None:
 
     All results are side by side along it, and no point reads what another one stores.
     """
-    behind, written = (
-        [store for store in nest.stores if not store.inner],
-        {store.buf.root for store in nest.stores},
-    )
+    behind = [store for store in nest.stores if not store.inner]
     if (
         overwritten_by(nest)
         or nest.ordered
@@ -31,9 +29,7 @@ def batched_rows(nest: Nest, vector: str) -> str | None:
         or any(nest.dims[rdim] > 1 for rdim in nest.rdims if rdim != vector)
     ):
         return None
-    if any(load.buf.root in written for load in nest.loads()) or any(
-        map(_is_bool, nest.reductions)
-    ):
+    if effects.reads_other_points(nest) or any(map(_is_bool, nest.reductions)):
         return None
     free = (dim for dim in nest.dims if dim not in nest.rdims)
     return next(
