@@ -15,7 +15,7 @@ from pbkern.targets.cpu.machines.machine import FAR_BYTES
 from .nest_schedule import NestSchedule, prefetched_by, scheduled
 
 # Elements of the longest run of neighbouring rows whose successor is prefetched: two pages of float32.
-LONGEST_RUN = 2048
+LONGEST_FETCHED_RUN = 2048
 
 
 def is_far(buf: Buf) -> bool:
@@ -112,7 +112,7 @@ def _far_row(
         if step > (schedule.lanes * schedule.unroll if is_tile else run):
             return row, run
         run = max(run, step * nest.dims[row])
-        if run > LONGEST_RUN:
+        if run > LONGEST_FETCHED_RUN:
             break
     return None, run
 
