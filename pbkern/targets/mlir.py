@@ -45,7 +45,6 @@ HOST_PASSES = (
 )
 # The attribute of scf.for that passes leave at branches.
 LOOP_MARK = "llvm.loop_annotation"
-BRANCHES = ("llvm.br", "llvm.cond_br")
 _turn = threading.RLock()
 # LLVM's names: a processor, the one to schedule for, and instruction sets that code may use.
 Processor = tuple[str, str, tuple[str, ...]]
@@ -141,6 +140,10 @@ def _c() -> ctypes.CDLL:
         ("mlirExecutionEngineRegisterSymbol", None, (ctypes.c_void_p, _Name, ctypes.c_void_p)),
         ("mlirExecutionEngineLookup", ctypes.c_void_p, (ctypes.c_void_p, _Name)),
         ("mlirOperationGetAttributeByName", ctypes.c_void_p, (ctypes.c_void_p, _Name)),
+        ("mlirOperationGetRegion", ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_ssize_t)),
+        ("mlirRegionGetFirstBlock", ctypes.c_void_p, (ctypes.c_void_p,)),
+        ("mlirBlockGetNextInRegion", ctypes.c_void_p, (ctypes.c_void_p,)),
+        ("mlirBlockGetTerminator", ctypes.c_void_p, (ctypes.c_void_p,)),
         (
             "mlirOperationSetAttributeByName",
             None,
@@ -219,18 +222,18 @@ def keep_loops(module) -> None:
 
     MLIR's C interface copies the attribute. The bindings would look for its Python class, in modules that take 70 ms to import.
     """
-    walk, capi = bindings().ir.WalkResult, _c()
+    capi = _c()
     mark, annotation = _Name.of(LOOP_MARK), _Name.of("loop_annotation")
-
-    def visit(op):
-        if op.name in BRANCHES:
-            attribute = capi.mlirOperationGetAttributeByName(_handle(op), mark)
-            if attribute:
-                capi.mlirOperationSetAttributeByName(_handle(op), annotation, attribute)
-        return walk.ADVANCE
-
     with _turn, context():
-        module.operation.walk(visit)
+        for function in _functions(module):
+            region = capi.mlirOperationGetRegion(_handle(function), 0) if function.regions else None
+            block = capi.mlirRegionGetFirstBlock(region) if region else None
+            while block:
+                branch = capi.mlirBlockGetTerminator(block)
+                attribute = branch and capi.mlirOperationGetAttributeByName(branch, mark)
+                if attribute:
+                    capi.mlirOperationSetAttributeByName(branch, annotation, attribute)
+                block = capi.mlirBlockGetNextInRegion(block)
 
 
 def set_processor(module, cpu: str, tune: str, features: Iterable[str]) -> None:

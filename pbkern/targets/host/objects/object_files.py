@@ -80,9 +80,10 @@ class Parts:
         self._take(kernel.main)
 
     def _take(self, function: FunctionText) -> None:
-        self.waiting.append(function)
+        # A full part starts with the next one, so that the host's functions never need an engine for themselves.
         if sum(len(queued.text) for queued in self.waiting) >= PART_CHARACTERS:
             self._start(self.waiting[0].name)
+        self.waiting.append(function)
 
     def finish(self, host: str, function: str) -> tuple[bytes, ...]:
         """Every object, after the last kernel; `function` is one that `host` defines."""
