@@ -293,11 +293,12 @@ def _store_seconds(access: Access, aval, machine: Machine) -> float:
     if machine.sector_bytes:  # the shared cache joins parts of sectors
         waste = _sector_waste(access, aval.shape, item, machine)
         return size * (waste - 1) / machine.l3_bandwidth
+    if _run_bytes(access, aval.shape, item) >= STREAMED_RUN_BYTES:
+        return 0.0  # a few lines of many
     lines = _line_share(access, aval.shape, item, LINE_BYTES, 1)
     seconds = size * (lines - 1) / machine.l3_bandwidth
     bandwidth = far_bandwidth(size, machine)
-    is_short = _run_bytes(access, aval.shape, item) < STREAMED_RUN_BYTES
-    if lines > 1 and is_short and bandwidth == machine.dram_bandwidth:
+    if lines > 1 and bandwidth == machine.dram_bandwidth:
         seconds += size / bandwidth
     return seconds
 
