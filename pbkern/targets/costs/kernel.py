@@ -293,8 +293,9 @@ def _store_seconds(access: Access, aval, machine: Machine) -> float:
     if machine.sector_bytes:  # the shared cache joins parts of sectors
         waste = _sector_waste(access, aval.shape, item, machine)
         return size * (waste - 1) / machine.l3_bandwidth
-    if _run_bytes(access, aval.shape, item) >= STREAMED_RUN_BYTES:
-        return 0.0  # a few lines of many
+    run = _run_bytes(access, aval.shape, item)
+    if run >= STREAMED_RUN_BYTES:
+        return size * LINE_BYTES / run / machine.l3_bandwidth
     lines = _line_share(access, aval.shape, item, LINE_BYTES, 1)
     seconds = size * (lines - 1) / machine.l3_bandwidth
     bandwidth = far_bandwidth(size, machine)
