@@ -141,3 +141,10 @@ def test_loops_in_loops():
     plan = check(f, rand(STEPS, N), tolerance=1e-3)
     assert len(plan.kernels()) == 2
     agree(f, (rand(STEPS, N),), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("width", [64, 1000])
+@pytest.mark.parametrize("f", [recurrence, gated, doubles])
+def test_loops_of_no_steps(f, width):
+    nothing = jnp.ones((0, width))
+    check(f, nothing, nothing)

@@ -196,7 +196,9 @@ class LoopsInKernels:
         room = most // parts.largest_part
         if parts.largest_part == 1:
             flops = sum(each.own_schedule.cost.flops for each in _groups_inside(node))
-            flops += sum(group.node.own_schedule.cost.flops for group in beside) / _steps(node)
+            flops += sum(group.node.own_schedule.cost.flops for group in beside) / max(
+                _steps(node), 1
+            )
             is_light = flops <= self.light_operations * math.prod(parts.extents)
             room = min(room, lanes * self.held_vectors // (1 if is_light else 2))
         size = ProgramSize(
