@@ -196,9 +196,7 @@ class LoopsInKernels:
         room = most // parts.largest_part
         if parts.largest_part == 1:
             flops = sum(each.own_schedule.cost.flops for each in _groups_inside(node))
-            flops += sum(group.node.own_schedule.cost.flops for group in beside) / max(
-                _steps(node), 1
-            )
+            flops += sum(group.node.own_schedule.cost.flops for group in beside) / _steps(node)
             is_light = flops <= self.light_operations * math.prod(parts.extents)
             room = min(room, lanes * self.held_vectors // (1 if is_light else 2))
         size = ProgramSize(
@@ -223,8 +221,9 @@ def nodes_inside(node: Node) -> Iterator[Node]:
 
 
 def _steps(node: Node) -> int:
+    """Steps of a loop as far as they are known, one at least."""
     (eqn,) = node.eqns
-    return params_of(eqn)["length"] if eqn.primitive.name == "scan" else 1
+    return max(params_of(eqn)["length"], 1) if eqn.primitive.name == "scan" else 1
 
 
 def _groups_inside(node: Node) -> Iterator[Node]:
