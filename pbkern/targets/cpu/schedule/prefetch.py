@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from pbkern.core.machine import PAGE_BYTES
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Load, Nest, Reduction
 from pbkern.targets.cpu.machines.machine import FAR_BYTES
 
 from .nest_schedule import NestSchedule, prefetched_by, scheduled
 
-# Elements of the longest run of neighbouring rows whose successor is prefetched: two pages of float32.
-LONGEST_FETCHED_RUN = 2048
+# Bytes of the longest run of neighbouring rows whose successor is prefetched. Runs of 6,560 bytes gain (prefetch_rows);
+# longer ones were not measured.
+LONGEST_FETCHED_RUN = 2 * PAGE_BYTES
 
 # Bytes of the smallest array whose rows are prefetched by a sum over them. Programs that go through many such arrays find
 # none in their caches: 512 x 512 floats, two threads, Zen 4: a vector times such matrices in turn 75 to 90 us, with
@@ -88,9 +90,11 @@ def prefetch_rows(
         if not walked:
             ahead |= _next_steps(load, nest.dims[vector], rows, counters)
             continue
-        is_cached = load.buf.root.size * load.buf.dtype.itemsize <= cached_bytes
-        row, run = _far_row(nest, schedule, walked[:1] if is_cached else walked)
-        is_followed = 0 < followed_bytes <= run * load.buf.dtype.itemsize
+        item_bytes = load.buf.dtype.itemsize
+        is_cached = load.buf.root.size * item_bytes <= cached_bytes
+        longest = LONGEST_FETCHED_RUN // item_bytes
+        row, run = _far_row(nest, schedule, walked[:1] if is_cached else walked, longest)
+        is_followed = 0 < followed_bytes <= run * item_bytes
         if row is not None and not (nest.dims[row] <= rows and is_followed):
             least_bytes = LEAST_FETCHED_BYTES if row in nest.rdims else FAR_BYTES
             ahead |= rows_ahead(load, row, rows, least_bytes)
@@ -112,9 +116,12 @@ def _walked_dims(nest: Nest, load: Load, vector: str) -> list[tuple[int, str]]:
 
 
 def _far_row(
-    nest: Nest, schedule: NestSchedule, walked: Sequence[tuple[int, str]]
+    nest: Nest, schedule: NestSchedule, walked: Sequence[tuple[int, str]], longest: int
 ) -> tuple[str | None, int]:
-    """(the dimension whose steps leave a run of neighbours, elements of the run); None where a nest reads a long run."""
+    """(the dimension whose steps leave a run of neighbours, elements of the run).
+
+    None where all are neighbours, and behind a run of several rows with more than `longest` elements.
+    """
     vector = schedule.along
     run = nest.dims[vector]
     for step, row in walked:
@@ -123,7 +130,7 @@ def _far_row(
         if step > (schedule.lanes * schedule.unroll if is_tile else run):
             return row, run
         run = max(run, step * nest.dims[row])
-        if run > LONGEST_FETCHED_RUN:
+        if run > longest:
             break
     return None, run
 
