@@ -12,12 +12,11 @@ from jax import lax
 
 import pbkern
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.machine import DEFAULT_MACHINE
+from pbkern.core.machine import DEFAULT_MACHINE, STREAMED_RUN_BYTES
 from pbkern.dsl.host_program import Cond, Copy, HostWhile, Loop
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.partition.leave_layouts_to_xla import REASON as LAYOUT
 from pbkern.fuse.tiling.block_search import alternatives, search, tall_blocks
-from pbkern.targets.costs.kernel import STREAMED_RUN_BYTES
 from pbkern.targets.cpu.costs import CpuCosts
 
 from .checking import check, loops_stay_outside, planned, rand

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from jax.extend import core as jex
 
 from pbkern.core.lazy_dataclass import dataclass
-from pbkern.core.machine import LINE_BYTES, Machine
+from pbkern.core.machine import LINE_BYTES, STREAMED_RUN_BYTES, Machine
 from pbkern.fuse.access.blocks import BlockRequests, Step, volume
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.cost.kinds import SINGLE_PASS, is_heavy, itemsize, nbytes
@@ -30,9 +30,6 @@ LIVE_VALUES = 3
 RECOMPUTE_LIMIT = 1.3
 # Times that a line that is stored in a block's run moves: it is read first.
 STORE_STARTS = 2
-# Bytes of the shortest runs that fill lines past the caches wherever they begin. Six steps of four vectors of 512 bits do
-# (targets/cpu/emit/streamed_rows.py). Rows of 16,388 bytes, 96 MB, Zen 4: runs of up to 1 KB 7.1 to 13 ms, of 2 KB 4.7.
-STREAMED_RUN_BYTES = 1536
 # Times that all programs together read an element, on average, from which on their blocks overlap.
 OVERLAP = 1.05
 

@@ -8,7 +8,7 @@ from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
-from pbkern.lower.nest.ir import Buf, Gather, Load, Store, nodes
+from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Store, nodes
 from pbkern.lower.nest.reductions import width
 from pbkern.targets.cpu.machines.machine import Vectors
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_stores
@@ -76,14 +76,8 @@ class Stores:
         rows: dict[tuple, dict[int, Ssa | Point]] = {}
 
         # A point reads what it overwrites before it stores anything.
-        stored = [
-            expr
-            for store in walk.nest.stores
-            if store.inner
-            for expr in (store.value, store.mask)
-            if expr is not None
-        ]
-        reads_first = inner and len(stored) > 1 and not walk.nest.ordered and walk.rewrites
+        stored = _stored_values(walk.nest) if inner and walk.rewrites else []
+        reads_first = len(stored) > 1 and not walk.nest.ordered
         repeated = _repeated(walk, points) if inner and walk.nest.rdims else set()
 
         def point(number: int, coords: Point) -> None:
@@ -307,6 +301,17 @@ class Stores:
             inner.add("memref.store", (value.name, store.buf.root.name, address), memref(store.buf))
 
         self.text.when_all(block, conditions, fill)
+
+
+def _stored_values(nest: Nest) -> list[Expr]:
+    """Values and masks of what each point stores."""
+    return [
+        expr
+        for store in nest.stores
+        if store.inner
+        for expr in (store.value, store.mask)
+        if expr is not None
+    ]
 
 
 def _repeated(walk: NestWalk, points: list[Point]) -> set[tuple[int, int]]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import field
 
 from pbkern.core.lazy_dataclass import dataclass
-from pbkern.core.machine import LINE_BYTES
+from pbkern.core.machine import LINE_BYTES, STREAMED_RUN_BYTES
 from pbkern.lower.mlir.element_types import compute_el, mlir_type, storage_el
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
@@ -26,9 +26,6 @@ from pbkern.targets.cpu.schedule.sliding_windows import Chunk
 
 from .addressing import Addressing, NestWalk, Point, memref
 
-# Steps of the shortest row whose lines are put together: its first step is written out before the loop. Products with a row,
-# Zen 4: 401 floats (6 steps) 3.6 -> 2.4 ms, 301 (4 steps) the same, 203 (3 steps) 2.45 -> 2.8.
-FEWEST_STEPS = 6
 # Bytes of elements that an instruction of AVX-512F takes from two registers.
 ELEMENT_BYTES = (4, 8)
 
@@ -117,10 +114,11 @@ def row_key(store: Store, point: Point, walk: NestWalk) -> RowKey:
 def may_stream(store: Store, chunk: Chunk, walk: NestWalk) -> bool:
     """Whether a store's rows are long runs of neighbours, a cache line in each vector."""
     buf, sched = store.buf, walk.sched
-    steps = (chunk.high - chunk.low) // (chunk.vectors * sched.lanes)
+    run = chunk.high - chunk.low
     return (
         chunk.tail is None
-        and steps >= FEWEST_STEPS
+        and run * buf.dtype.itemsize >= STREAMED_RUN_BYTES
+        and run > chunk.vectors * sched.lanes  # the first step is written out before the loop
         and not walk.nest.rdims
         and not walk.nest.ordered
         and buf.dtype.itemsize in ELEMENT_BYTES
